@@ -1,0 +1,201 @@
+"""From a checkpoint folder to a proved bundle: load, trace, fuse, lower, prove, publish."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.numpy import save_file
+
+from clover_compile import bundle, prove, trace
+from clover_compile.checkpoint import Checkpoint
+from clover_compile.errors import ContextTooLong, NonfiniteWeights, WrongDtype
+from clover_compile.model import interface
+from clover_compile.model.clover import Clover
+from clover_compile.model.load import load_model
+from clover_compile.options import BuildOptions
+from clover_compile.passes import observe
+from clover_compile.passes.base import Event, run_passes
+from clover_compile.passes.pipeline import PIPELINE
+from clover_compile.runtime.bundle import load
+from clover_compile.targets.base import Emitted, Target
+from clover_compile.targets.table import target as find_target
+from clover_compile.unit import Unit, source_of, trace_unit
+
+FORMAT_VERSION = 1
+
+UNDER_CONSTRUCTION = {"outcome": "unproved", "reason": "the build has not finished"}
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+CHECK_SIZES = ((33, 70), (5, 0), (70, 130))
+"""Rows and prefix of the numeric checks after each pass: several chunk buckets, an empty prefix."""
+
+
+@dataclass
+class Report:
+    """What a build tells while it runs and when it is done."""
+
+    say: Callable[[str], None]
+    started: float = field(default_factory=time.perf_counter)
+    stages: dict[str, float] = field(default_factory=dict)
+    debug: int = 0
+
+    def stage(self, name: str) -> None:
+        """Starts a stage; `say` gets one line."""
+        self.stages[name] = time.perf_counter() - self.started
+        self.say(f"[{self.stages[name]:6.1f} s] {name}")
+
+
+def build(options: BuildOptions, say: Callable[[str], None], debug: int = 0) -> dict[str, Any]:
+    """Builds a bundle at `options.output`; returns its id, outcome and figures.
+
+    Raises InputError for what the caller can mend and BuildError otherwise; either way nothing is
+    left at the output.
+    """
+    report = Report(say, debug=debug)
+    target = find_target(options.target)
+    bundle.check_output(options.output, options.force)
+    if options.dtype not in target.dtypes:
+        raise WrongDtype(target=target.name, dtype=options.dtype, known=", ".join(target.dtypes))
+    report.stage(f"checking {options.model}")
+    checkpoint = Checkpoint.open(options.model)
+    context = _context(options, checkpoint)
+    if bad := checkpoint.nonfinite():
+        raise NonfiniteWeights(tensors=", ".join(bad))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    with bundle.workspace(options.output, options.force) as folder:
+        report.stage("loading the eager model")
+        model = load_model(checkpoint.config, checkpoint.tensor, DTYPES[options.dtype])
+        units, passes = fused_units(model, checkpoint, options, target, report)
+        report.stage(f"lowering for {target.name}")
+        emitted = target.emit(units, source_of(dict(model.named_parameters())), folder)
+        report.stage("running the probes on the eager model")
+        truth = prove.Truth(model, checkpoint, context)
+        save_file(truth.arrays(), folder / "probes.safetensors")
+        _write_texts(folder, checkpoint)
+        bundle.write_runner(folder, target.requirements)
+        content = _manifest(options, target, checkpoint, context, passes, emitted, report)
+        identity = bundle.write_manifest(folder, content)
+        report.stage("proving the bundle")
+        bundle.write_verdict(folder, {"bundle": identity, **UNDER_CONSTRUCTION})
+        verdict = prove.prove(load(folder, unverified=True), options.dtype, report.say)
+        bundle.write_verdict(folder, verdict)
+    report.stage(f"done: {verdict['outcome']}")
+    return {
+        "bundle": str(options.output), "id": identity, "outcome": verdict["outcome"],
+        "reason": verdict["reason"], "peak_memory_bytes": peak_memory(),
+        "seconds": round(time.perf_counter() - report.started, 1),
+    }  # fmt: skip
+
+
+def fused_units(
+    model: Clover, checkpoint: Checkpoint, options: BuildOptions, target: Target, report: Report
+) -> tuple[dict[str, Unit], dict[str, dict[str, int]]]:
+    """Traces and fuses every Unit, checked after every pass; also the rewrites by Unit and pass."""
+    source = source_of(dict(model.named_parameters()))
+    units: dict[str, Unit] = {}
+    passes: dict[str, dict[str, int]] = {}
+    for name in interface.units(model.config):
+        report.stage(f"tracing and fusing {name}")
+        unit = trace_unit(model, checkpoint.generation, name)
+        dtype = DTYPES[options.dtype]
+        examples = [
+            trace.example(model.config, name, rows, prefix, seed, dtype)
+            for seed, (rows, prefix) in enumerate(CHECK_SIZES)
+        ]
+        observers = [observe.check(examples, source)]
+        if options.dump_passes is not None:
+            observers.append(observe.dump(options.dump_passes))
+        if report.debug:
+            observers.append(_tell(report))
+        passes[name] = run_passes(unit, PIPELINE + target.tail, observe.both(*observers))
+        units[name] = unit
+    return units, passes
+
+
+def _tell(report: Report) -> Callable[[Event], None]:
+    def tell(event: Event) -> None:
+        nodes = len(event.unit.graph.nodes)
+        report.say(f"    {event.label}: {event.rewrites} rewrites, {nodes} nodes, {event.seconds:.2f} s")
+
+    return tell
+
+
+def _context(options: BuildOptions, checkpoint: Checkpoint) -> int:
+    limit = checkpoint.config.max_position_embeddings
+    context = limit if options.context is None else options.context
+    if not checkpoint.config.block_size < context <= limit:
+        raise ContextTooLong(context=context, block=checkpoint.config.block_size, limit=limit)
+    return context
+
+
+def _write_texts(folder: Path, checkpoint: Checkpoint) -> None:
+    shutil.copyfile(checkpoint.tokenizer_path, folder / "tokenizer.json")
+    if checkpoint.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(checkpoint.chat_template)
+    c = checkpoint.config
+    rules = checkpoint.generation.to_dict()
+    rules |= {"block_size": c.block_size, "threshold": c.threshold, "mask_token_id": c.mask_token_id}
+    bundle.write_json(folder / "generation.json", rules)
+
+
+def _manifest(
+    options: BuildOptions, target: Target, checkpoint: Checkpoint, context: int,
+    passes: dict[str, dict[str, int]], emitted: Emitted, report: Report,
+) -> dict[str, Any]:  # fmt: skip
+    config = checkpoint.config.to_dict()
+    return {
+        "format_version": FORMAT_VERSION,
+        "target": target.name,
+        "engine": target.engine,
+        "dtype": options.dtype,
+        "model": {"config": config, "hash": _digest(config), "name": options.model.name},
+        "sources": checkpoint.source_hashes(),
+        "unknown_keys": list(checkpoint.unknown_keys),
+        "context": context,
+        "units": emitted.units,
+        "passes": passes,
+        "ops": emitted.ops,
+        "weights": emitted.weights,
+        "precision": _precision(emitted.weights),
+        "built_with": {"python": platform.python_version(), "torch": version("torch")} | emitted.built_with,
+        "accepts": emitted.accepts,
+        "peak_memory_bytes": peak_memory(),
+        "stages": {name: round(start, 2) for name, start in report.stages.items()},
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _precision(weights: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Bytes and dtype by group of weights."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, entry in weights.items():
+        key = next((k for k in ("experts", "linear_attn", "self_attn", "mlp", "norm") if k in name), "other")
+        group = groups.setdefault(f"{key} {entry['dtype']}", {"tensors": 0, "bytes": 0})
+        size = getattr(torch, entry["dtype"]).itemsize
+        for n in entry["shape"]:
+            size *= n
+        group["tensors"] += 1
+        group["bytes"] += size
+    return groups
+
+
+def peak_memory() -> int:
+    """Peak resident memory of this process so far, bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,189 @@
+"""The command line: build, run, verify, inspect, targets, models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clover_compile import __version__
+
+DEBUG = click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
+def _guard(debug: bool, action: Callable[[], int | None]) -> None:
+    """Runs a command; turns our errors into one line on stderr and an exit status."""
+    from clover_compile.runtime.errors import CloverError
+
+    try:
+        status = action() or 0
+    except CloverError as error:
+        if debug:
+            raise
+        click.echo(f"clover-compile: {error}", err=True)
+        status = error.exit_status
+    except KeyboardInterrupt:
+        click.echo("clover-compile: interrupted; nothing was written", err=True)
+        status = 130
+    except OSError as error:
+        if debug:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"clover-compile: {where}{error.strerror or error}", err=True)
+        status = 1
+    sys.exit(status)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """Compiles Clover checkpoints into engines that prove themselves.
+
+    \b
+    clover-compile build -o demo.clover      compile the bundled demonstration model
+    clover-compile run demo.clover -p TEXT   ask it something
+    clover-compile inspect demo.clover       what is inside, what was proved
+    """
+
+
+@main.command()
+@click.argument("model", required=False)
+@click.option("--target", default="ort-cpu", show_default=True, help="See `clover-compile targets`.")
+@click.option("-o", "output", type=click.Path(path_type=Path), help="Bundle to write.  [default: MODEL.clover]")
+@click.option("--dtype", default="fp32", show_default=True, type=click.Choice(["fp32", "fp16", "bf16", "fp8"]))
+@click.option("--context", type=int, help="Most rows a sequence may reach.  [default: the model's own]")
+@click.option("--force", is_flag=True, help="Replace a bundle that is there already.")
+@click.option("--dump-passes", type=click.Path(path_type=Path), help="Write the graph after each pass here.")
+@JSON
+@DEBUG
+def build(
+    model: str | None, target: str, output: Path | None, dtype: str, context: int | None,
+    force: bool, dump_passes: Path | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Compiles MODEL, a checkpoint folder or a bundled model, and proves the result.
+
+    MODEL defaults to the bundled demonstration model. The bundle appears only after it agreed with
+    the eager model; a failed or killed build leaves nothing.
+    """
+
+    def action() -> int:
+        from clover_compile import models
+        from clover_compile.options import BuildOptions
+
+        folder = models.find(model)
+        options = BuildOptions(
+            model=folder, output=output or Path(f"{folder.name}.clover"), target=target, dtype=dtype,
+            context=context, force=force, dump_passes=dump_passes,
+        )  # fmt: skip
+        from clover_compile import build as builder
+
+        result = builder.build(options, lambda line: click.echo(line, err=True), debug=int(debug))
+        if as_json:
+            click.echo(json.dumps(result))
+        else:
+            click.echo(f"{result['bundle']}: {_words(result)}")
+        return 0
+
+    _guard(debug, action)
+
+
+def _words(verdict: dict[str, Any]) -> str:
+    return ": ".join(x for x in (verdict["outcome"], verdict.get("reason")) if x)
+
+
+@main.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(arguments: tuple[str, ...]) -> None:
+    """Answers a prompt with a bundle (`clover-compile run --help` for its options)."""
+    from clover_compile.runtime.main import main as runner
+
+    sys.exit(runner(list(arguments), prog="clover-compile run"))
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--model", help="Compare with this checkpoint's eager model, afresh, instead of the stored probes.")
+@JSON
+@DEBUG
+def verify(path: Path, model: str | None, as_json: bool, debug: bool) -> None:
+    """Proves a bundle again, on this machine, and renews its verdict."""
+
+    def action() -> int:
+        from clover_compile.reprove import reprove
+
+        verdict = reprove(path, model, lambda line: click.echo(line, err=True))
+        click.echo(json.dumps(verdict) if as_json else f"{path}: {_words(verdict)}")
+        return 0
+
+    _guard(debug, action)
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@JSON
+@DEBUG
+def inspect(path: Path, as_json: bool, debug: bool) -> None:
+    """Shows what a bundle holds: model, Units, fused ops and who serves them, verdict."""
+
+    def action() -> int:
+        from clover_compile.inspection import describe, render
+
+        found = describe(path)
+        click.echo(json.dumps(found) if as_json else render(found))
+        return 0
+
+    _guard(debug, action)
+
+
+@main.command()
+@JSON
+def targets(as_json: bool) -> None:
+    """Lists the targets: what each emits, where it runs, and what is missing here."""
+    from clover_compile.targets.table import TARGETS
+
+    rows = {
+        name: {"emits": row.emits, "runs_on": row.runs_on, "needs": row.packages, "missing": row.missing()}
+        for name, row in TARGETS.items()
+    }
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    for name, row in rows.items():
+        state = f"missing: {', '.join(row['missing'])}" if row["missing"] else "ready"
+        click.echo(f"{name:<12} {state}\n    emits    {row['emits']}\n    runs on  {row['runs_on']}")
+
+
+@main.command()
+@JSON
+@DEBUG
+def models(as_json: bool, debug: bool) -> None:
+    """Lists the checkpoints that come with the package."""
+
+    def action() -> int:
+        from clover_compile.checkpoint import Checkpoint
+        from clover_compile.models import bundled
+
+        rows = {}
+        for name, folder in bundled().items():
+            opened = Checkpoint.open(folder)
+            rows[name] = {"folder": str(folder), "parameters": opened.parameters}
+        if as_json:
+            click.echo(json.dumps(rows))
+        else:
+            for name, row in rows.items():
+                click.echo(f"{name}  {row['parameters'] / 1e6:.2f} M parameters  {row['folder']}")
+        return 0
+
+    _guard(debug, action)
+
+
+if __name__ == "__main__":
+    main()

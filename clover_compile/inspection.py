@@ -1,0 +1,50 @@
+"""`clover-compile inspect`: what a bundle holds and what was proved of it, read from its JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clover_compile.runtime.manifest import read_bundle
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Manifest and verdict of a bundle in one object; refuses a damaged bundle as `run` does."""
+    checked = read_bundle(path)
+    return {"id": checked.identity, "manifest": checked.manifest, "verdict": checked.verdict}
+
+
+def render(found: dict[str, Any]) -> str:
+    """The same for people."""
+    m, v = found["manifest"], found["verdict"]
+    c = m["model"]["config"]
+    size = sum(entry["size"] for entry in m["files"].values())
+    lines = [
+        f"bundle     {found['id'][:16]}  {m['target']}  {m['dtype']}  {size / 1e6:.1f} MB",
+        f"model      {m['model']['name']}  {c['num_hidden_layers']} layers, hidden {c['hidden_size']}, "
+        f"{c['num_experts']} experts top-{c['num_experts_per_tok']}, block {c['block_size']}",
+        f"context    {m['context']} rows",
+        f"verdict    {v['outcome']}{': ' + v['reason'] if v.get('reason') else ''}",
+    ]
+    for unit, row in v.get("units", {}).items():
+        lines.append(
+            f"    {unit:<8} {row['rows']} rows  max error {row['max_error']:.1e}  "
+            f"KL {row['mean_kl']:.1e}  top-1 {row['top1']:.2%}  left out {row['rows_left_out']}"
+        )
+    for way, row in v.get("generations", {}).items():
+        word = "equal" if row["equal"] else "different"
+        lines.append(f"    {way:<22} {word} over {row['compared']} of {row['tokens']} tokens")
+    lines.append("fused ops")
+    for unit, ops in m["ops"].items():
+        for op, row in ops.items():
+            note = f"  ({row['reason']})" if row.get("reason") else ""
+            lines.append(f"    {unit:<8} {row['count']:>3} {op:<16} {row['provider']}{note}")
+    lines.append("weights")
+    for group, row in m["precision"].items():
+        lines.append(f"    {group:<22} {row['tensors']:>5} tensors  {row['bytes'] / 1e6:>10.1f} MB")
+    built = ", ".join(f"{name} {number}" for name, number in m["built_with"].items())
+    accepts = ", ".join(f"{name} {span}" for name, span in m["accepts"].items())
+    lines += [f"built with {built}", f"accepts    {accepts}"]
+    if m["unknown_keys"]:
+        lines.append(f"ignored configuration keys: {', '.join(m['unknown_keys'])}")
+    return "\n".join(lines)

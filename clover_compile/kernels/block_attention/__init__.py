@@ -1,0 +1,1 @@
+"""The fused op clover::block_attention."""

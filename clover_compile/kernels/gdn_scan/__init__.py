@@ -1,0 +1,1 @@
+"""The fused op clover::gdn_scan."""

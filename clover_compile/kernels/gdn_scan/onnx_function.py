@@ -1,0 +1,80 @@
+"""clover::gdn_scan as an ONNX function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clover_compile.kernels.gdn_scan.onnx_parts import (
+    convolution,
+    delta_rule,
+    gated_norm,
+    unit_heads,
+)
+from clover_compile.kernels.onnx_text import OnnxFunction, Shape, build, floats, ints, number
+
+_PARAMETERS = ("u", "z", "b", "a", "ring", "state", "conv", "decay", "dt_bias", "norm", "rows")
+
+
+def _ring(taps: int, replay: bool) -> str:
+    """The rows before the next call: the last ones, or those before row `rows`."""
+    if not replay:
+        return f"""
+            ring_from = {ints(1 - taps)}
+            ring_to = {ints(2**62)}
+            ring_axis = {ints(1)}
+            new_ring = Slice(full, ring_from, ring_to, ring_axis)"""
+    steps = ", ".join(map(str, range(taps - 1)))
+    return f"""
+        ring_axis = {ints(1)}
+        ring_steps = Constant <value = int64[1, {taps - 1}] {{{steps}}}> ()
+        kept = Cast <to = 7> (rows)
+        kept_column = Unsqueeze(kept, ring_axis)
+        ring_rows = Add(kept_column, ring_steps)
+        ring_last = {ints(2)}
+        ring_index = Unsqueeze(ring_rows, ring_last)
+        new_ring = GatherND <batch_dims = 1> (full, ring_index)"""
+
+
+def _gates(replay: bool) -> str:
+    """Log-decay and beta; rows of a replay that do not count get exactly 0 for both."""
+    body = """
+        a_biased = Add(a, dt_bias)
+        step = Softplus(a_biased)
+        g = Mul(step, decay)
+        beta = Sigmoid(b)"""
+    if not replay:
+        return body.replace("g =", "gate =").replace("beta =", "rate =")
+    return f"""{body}
+        length = Shape <start = 1, end = 2> (u)
+        length_scalar = Squeeze(length)
+        first = Constant <value_int = 0> ()
+        one = Constant <value_int = 1> ()
+        row = Range(first, length_scalar, one)
+        late_flat = GreaterOrEqual(row, kept_column)
+        late_axis = {ints(2)}
+        late = Unsqueeze(late_flat, late_axis)
+        zero = {number(0)}
+        gate = Where(late, zero, g)
+        rate = Where(late, zero, beta)"""
+
+
+def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
+    """GdnScan, or GdnReplay where there is no z: it then returns ring and state only."""
+    _, heads, dk, dv = inputs["state"]
+    channels, taps = inputs["conv"]
+    assert heads and dk and dv and channels and taps
+    key_heads, replay = constants["key_heads"], "rows" in inputs
+    body = f"""
+        full = Concat <axis = 1> (ring, u)
+        {_ring(taps, replay)}
+        {convolution("full", "conv", taps, "mixed")}
+        {unit_heads("mixed", key_heads, heads, dk, dv)}
+        {_gates(replay)}
+        {delta_rule(key_heads, heads, dk)}"""
+    names = tuple(name for name in _PARAMETERS if name in inputs)
+    if "z" not in inputs:
+        unused = tuple(name for name in names if name != "norm")
+        return build("GdnReplay", unused, ("new_ring", "new_state"), body, returns=(1, 2))
+    body += gated_norm("o", heads, dv, constants["eps"])
+    return build("GdnScan", names, ("y", "new_ring", "new_state"), body, returns=(0, 1, 2))

@@ -1,0 +1,114 @@
+"""clover::moe as an ONNX function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clover_compile.kernels.onnx_text import OnnxFunction, Shape, build, integer, ints, number
+
+_PARAMETERS = (
+    "x", "router", "shared_gate", "gate_up", "down", "shared_gate_up", "shared_down",
+)  # fmt: skip
+
+_UNROUTED = -1e30
+"""Logit of an expert a row does not use; its exponential is 0."""
+
+INTERLEAVED = "interleaved"
+"""Layout of gate_up [E, 2I, H]: row 2i is gate row i, row 2i + 1 is up row i."""
+
+
+def _whole(experts: int) -> str:
+    """Without a coreset every expert competes."""
+    return f"""
+        inside = Identity(router)
+        batch = Shape <start = 0, end = 1> (x)
+        every = Constant <value = int32[1] {{{experts}}}> ()
+        kept = Expand(every, batch)"""
+
+
+def _coreset(experts: int, top_k: int, top_p: float) -> str:
+    """inside: router, or _UNROUTED where the block's coreset does not hold the expert; kept: how many it holds.
+
+    The running mass is summed in double, as the reference does.
+    """
+    return f"""
+        p = Softmax <axis = -1> (router)
+        best_k = {ints(top_k)}
+        best_p, best = TopK <axis = -1> (p, best_k)
+        nothing = {number(0)}
+        p_shape = Shape(p)
+        p_none = Expand(nothing, p_shape)
+        member = ScatterElements <axis = -1> (p_none, best, best_p)
+        row_axis = {ints(1)}
+        total = ReduceSum <keepdims = 0> (member, row_axis)
+        all_experts = {ints(experts)}
+        total_sorted, order = TopK <axis = -1> (total, all_experts)
+        last_axis = {ints(-1)}
+        total_sum = ReduceSum <keepdims = 1> (total_sorted, last_axis)
+        least = {number(1e-9)}
+        total_safe = Max(total_sum, least)
+        mass = Div(total_sorted, total_safe)
+        mass_double = Cast <to = 11> (mass)
+        last = {integer(-1)}
+        mass_running = CumSum(mass_double, last)
+        mass_upto = Cast <to = 1> (mass_running)
+        before = Sub(mass_upto, mass)
+        limit = {number(top_p)}
+        below = Less(before, limit)
+        place = Constant <value_ints = [{", ".join(["1"] + ["0"] * (experts - 1))}]> ()
+        first = Cast <to = 9> (place)
+        held = Or(below, first)
+        held_number = Cast <to = 1> (held)
+        total_none = Mul(total, nothing)
+        held_by_id = ScatterElements <axis = -1> (total_none, order, held_number)
+        keep = Cast <to = 9> (held_by_id)
+        keep_rows = Unsqueeze(keep, row_axis)
+        outside = {number(_UNROUTED)}
+        inside = Where(keep_rows, router, outside)
+        keep_count = Cast <to = 6> (keep)
+        kept = ReduceSum <keepdims = 0> (keep_count, last_axis)"""
+
+
+def _route(experts: int, top_k: int) -> str:
+    """logits [N, E] whose softmax over the top-k is the row's weights; ties are decided here."""
+    return f"""
+        k = {ints(top_k)}
+        chosen_logit, chosen = TopK <axis = -1> (inside, k)
+        unrouted = {number(_UNROUTED)}
+        router_shape = Shape(router)
+        logits_none = Expand(unrouted, router_shape)
+        logits_rows = ScatterElements <axis = -1> (logits_none, chosen, chosen_logit)
+        logits_shape = {ints(-1, experts)}
+        logits = Reshape(logits_rows, logits_shape)"""
+
+
+def _shared(width: int) -> str:
+    return f"""
+        shared_both = com.microsoft.FusedMatMul <transB = 1> (x, shared_gate_up)
+        shared_sizes = {ints(width, width)}
+        shared_g, shared_up = Split <axis = -1> (shared_both, shared_sizes)
+        shared_act = com.microsoft.QuickGelu <alpha = 1.0> (shared_g)
+        shared_mid = Mul(shared_act, shared_up)
+        shared_out = com.microsoft.FusedMatMul <transB = 1> (shared_mid, shared_down)
+        shared_open = Sigmoid(shared_gate)
+        shared = Mul(shared_out, shared_open)"""
+
+
+def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
+    """Moe, or CoresetMoe where the block's rows share a coreset."""
+    experts, width = inputs["gate_up"][0], inputs["shared_down"][1]
+    assert experts and width
+    top_k, block = constants["top_k"], constants["block"]
+    inside = _coreset(experts, top_k, constants["top_p"]) if block else _whole(experts)
+    body = f"""
+        {inside}
+        {_route(experts, top_k)}
+        routed = com.microsoft.MoE <activation_type = "swiglu", swiglu_fusion = 1, k = {top_k},
+            activation_alpha = 1.0, activation_beta = 0.0, normalize_routing_weights = 1>
+            (x, logits, gate_up, , down)
+        {_shared(width)}
+        y = Add(routed, shared)"""
+    name = "CoresetMoe" if block else "Moe"
+    layouts = {"gate_up": INTERLEAVED}
+    return build(name, _PARAMETERS, ("y", "kept"), body, returns=(0, 1), layouts=layouts)

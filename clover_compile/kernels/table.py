@@ -1,0 +1,25 @@
+"""The fused ops by name; nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clover_compile.kernels.op import FusedOp
+
+OPS: dict[str, str] = {
+    "rms_norm": "clover_compile.kernels.rms_norm.spec:SPEC",
+    "gdn_scan": "clover_compile.kernels.gdn_scan.spec:SPEC",
+    "gdn_preview": "clover_compile.kernels.gdn_preview.spec:SPEC",
+    "block_attention": "clover_compile.kernels.block_attention.spec:SPEC",
+    "moe": "clover_compile.kernels.moe.spec:SPEC",
+    "pick": "clover_compile.kernels.pick.spec:SPEC",
+}
+
+
+def fused_op(name: str) -> FusedOp:
+    """The spec of the op called `name`; KeyError if there is none."""
+    module, attribute = OPS[name].split(":")
+    spec: FusedOp = getattr(importlib.import_module(module), attribute)
+    return spec

@@ -1,0 +1,1 @@
+"""Eager Clover in plain PyTorch: nothing here knows about export or targets."""

@@ -1,0 +1,1 @@
+"""Graph passes over Units: one pass a file, one ordered list in pipeline.py."""

@@ -1,0 +1,1 @@
+"""One folder per target family; table.py names them without importing them."""

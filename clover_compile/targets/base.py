@@ -1,0 +1,42 @@
+"""What a target is: the compiler half of one kind of bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from clover_compile.passes.base import Pass
+from clover_compile.unit import Source, Unit
+
+
+@dataclass
+class Emitted:
+    """What a target wrote into a bundle folder, in the manifest's own terms."""
+
+    units: dict[str, dict[str, Any]]
+    """Unit -> {file, inputs, outputs}."""
+    ops: dict[str, dict[str, Any]]
+    """Unit -> op -> {count, provider, reason}."""
+    weights: dict[str, dict[str, Any]]
+    """Stored tensor -> {file, offset, shape, dtype}."""
+    built_with: dict[str, str] = field(default_factory=dict)
+    accepts: dict[str, str] = field(default_factory=dict)
+
+
+class Target:
+    """One target; stateless."""
+
+    name: ClassVar[str]
+    engine: ClassVar[str]
+    """Key of the runner's engine table."""
+    dtypes: ClassVar[tuple[str, ...]]
+    tail: ClassVar[tuple[Pass, ...]] = ()
+    """Passes appended to the pipeline."""
+    requirements: ClassVar[tuple[str, ...]] = ()
+    """What the runner needs beside numpy, tokenizers, jinja2 and safetensors."""
+
+    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path) -> Emitted:
+        """Lowers the fused Units and writes unit files and weights into `folder`."""
+        raise NotImplementedError

@@ -1,0 +1,48 @@
+"""The targets by name; listing them imports none of what they need."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clover_compile.errors import UnknownTarget
+
+if TYPE_CHECKING:
+    from clover_compile.targets.base import Target
+
+
+@dataclass(frozen=True)
+class Row:
+    """What `clover-compile targets` says of one target."""
+
+    target: str
+    """"module:Class"."""
+    emits: str
+    runs_on: str
+    packages: tuple[str, ...]
+    """Modules a build needs."""
+
+    def missing(self) -> tuple[str, ...]:
+        """Modules that are not installed here."""
+        return tuple(name for name in self.packages if importlib.util.find_spec(name) is None)
+
+
+TARGETS: dict[str, Row] = {
+    "ort-cpu": Row(
+        "clover_compile.targets.ort_cpu.build:OrtCpu",
+        "ONNX and one weight store for ONNX Runtime's CPU provider, fp32",
+        "any CPU; no C++ compiler",
+        ("torch", "onnx", "onnxscript", "onnxruntime"),
+    ),
+}
+
+
+def target(name: str) -> Target:
+    """The target called `name`; raises UnknownTarget with the known ones."""
+    if name not in TARGETS:
+        raise UnknownTarget(name=name, known=", ".join(TARGETS))
+    module, attribute = TARGETS[name].target.split(":")
+    found: Target = getattr(importlib.import_module(module), attribute)()
+    return found

@@ -1,0 +1,193 @@
+"""The proof: a bundle's Units and generations against the eager model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clover_compile import probes
+from clover_compile.model import interface
+from clover_compile.model.config import ModelConfig
+from clover_compile.runtime.engine import Engine
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a bundle of one precision must reach; None: reported, not judged."""
+
+    max_error: float | None
+    """Largest difference of a logit over the largest logit."""
+    mean_kl: float | None
+    top1: float | None
+    state: float | None
+    """Largest difference of a state array over its largest value."""
+    generations: bool
+
+
+LIMITS: dict[str, Limits] = {
+    "fp32": Limits(1e-4, 1e-6, 1.0, 1e-5, True),
+    "fp16": Limits(3e-2, 2e-3, 0.99, None, False),
+    "bf16": Limits(3e-2, 2e-3, 0.99, None, False),
+    "fp8": Limits(None, 2e-2, 0.97, None, False),
+}
+
+LOGIT_UNITS = ("commit", "verify", "preview")
+
+
+def compare(engine: Engine, c: ModelConfig, probe: Mapping[str, Array], dtype: str) -> dict[str, Any]:
+    """Runs the probes on an engine; returns the figures and, under `faults`, what misses its limit."""
+    limits, faults = LIMITS[dtype], list[str]()
+    given = {k[3:]: v for k, v in probe.items() if k.startswith("in.")}
+    want = {k[4:]: v for k, v in probe.items() if k.startswith("out.")}
+    got = probes.run_script(engine, c, given)
+    units = {unit: _logit_figures(unit, want, got, limits, faults) for unit in LOGIT_UNITS}
+    _constant_answer(want, faults)
+    state = {
+        kind: _array_figures(kind, want, got, limits, faults)
+        for kind in ("state", "replay")
+        if any(name.startswith(f"{kind}.") for name in want)
+    }
+    pick = _pick_figures(want, probes.run_pick(engine, given, want["preview.near.0"]), faults)
+    parts = _parts(engine, c, given["prompt"][:, : probes.FIRST], limits, faults)
+    return {
+        "units": units,
+        "state": state,
+        "pick": pick,
+        "commit_in_parts": parts,
+        "preview_writes_nothing": _preview_writes_nothing(engine, c, given, faults),
+        "faults": faults,
+    }
+
+
+def _logit_figures(
+    unit: str, want: Mapping[str, Array], got: Mapping[str, Array], limits: Limits, faults: list[str]
+) -> dict[str, Any]:
+    a, b, left = [], [], 0
+    for name in (n for n in want if n.startswith(f"{unit}.") and n.endswith(".rows")):
+        rows, stem = int(want[name]), name.removesuffix(".rows")
+        left += want[stem].shape[1] - rows
+        a.append(want[stem][0, :rows])
+        b.append(got[stem][0, :rows])
+    x, y = np.concatenate(a).astype(np.float64), np.concatenate(b).astype(np.float64)
+    error = float(np.abs(x - y).max() / np.abs(x).max())
+    kl = float(_kl(x, y).mean())
+    ranked = np.sort(x, -1)
+    clear = ranked[:, -1] - ranked[:, -2] > error * np.abs(x).max()
+    agree = float((x.argmax(-1) == y.argmax(-1))[clear].mean()) if clear.any() else 1.0
+    _judge(f"{unit}: max error", error, limits.max_error, faults)
+    _judge(f"{unit}: mean KL", kl, limits.mean_kl, faults)
+    if limits.top1 is not None and not agree >= limits.top1:
+        faults.append(f"{unit}: top-1 agreement {agree:.4f} below {limits.top1}")
+    if len(x) < probes.LEAST_ROWS:
+        faults.append(f"{unit}: only {len(x)} rows comparable, {probes.LEAST_ROWS} needed")
+    return {
+        "rows": len(x), "rows_left_out": left, "max_error": error, "mean_kl": kl,
+        "top1": agree, "top1_left_out": int((~clear).sum()),
+    }  # fmt: skip
+
+
+def _kl(x: Array, y: Array) -> Array:
+    def log_softmax(v: Array) -> Array:
+        v = v - v.max(-1, keepdims=True)
+        out: Array = v - np.log(np.exp(v).sum(-1, keepdims=True))
+        return out
+
+    p, q = log_softmax(x), log_softmax(y)
+    total: Array = (np.exp(p) * (p - q)).sum(-1)
+    return total
+
+
+def _constant_answer(want: Mapping[str, Array], faults: list[str]) -> None:
+    """Probes that all have one answer prove nothing: a constant engine would pass."""
+    logits = [v[0] for n, v in want.items() if n.split(".")[0] in LOGIT_UNITS and v.ndim == 3]
+    best = np.concatenate(logits).argmax(-1)
+    share = np.bincount(best).max() / len(best)
+    if share > 0.5:
+        faults.append(f"{share:.0%} of the probes have the same top-1: they would not catch a constant")
+
+
+def _array_figures(
+    kind: str, want: Mapping[str, Array], got: Mapping[str, Array], limits: Limits, faults: list[str]
+) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    tied = any(
+        int(want[n]) < want[n.removesuffix(".rows")].shape[1] for n in want if n.endswith(".rows")
+        and n.startswith("commit" if kind == "state" else "verify")
+    )  # fmt: skip
+    for name in (n for n in want if n.startswith(f"{kind}.")):
+        array = name.split(".")[-2]
+        worst[array] = max(worst.get(array, 0.0), relative(want[name], got[name]))
+    for array, error in worst.items():
+        # After a near-tie in routing the state may differ as the rows do, so it is only reported.
+        _judge(f"{kind} {array}: max error", error, None if tied else limits.state, faults)
+    return worst
+
+
+def relative(want: Array, got: Array) -> float:
+    """Largest difference over the largest value; inf where shapes or NaNs differ."""
+    if want.shape != got.shape or not np.array_equal(np.isnan(want), np.isnan(got)):
+        return float("inf")
+    if want.size == 0:
+        return 0.0
+    scale = max(float(np.abs(np.nan_to_num(want)).max()), 1e-12)
+    return float(np.abs(np.nan_to_num(want - got)).max()) / scale
+
+
+def _pick_figures(
+    want: Mapping[str, Array], got: Mapping[str, Array], faults: list[str]
+) -> dict[str, float]:
+    errors: dict[str, float] = {}
+    for name in (n for n in want if n.startswith("pick.")):
+        key = name.split(".")[-1]
+        error = float((want[name] != got[name]).mean()) if key == "ids" else relative(want[name], got[name])
+        errors[key] = max(errors.get(key, 0.0), error)
+    for key, error in errors.items():
+        _judge(f"pick {key}", error, 1e-4 if key != "ids" else 0.0, faults)
+    return errors
+
+
+def _parts(
+    engine: Engine, c: ModelConfig, ids: Array, limits: Limits, faults: list[str]
+) -> float:
+    """T rows at once against one by one, on the bundle alone; the worst state array's error."""
+
+    def state_after(sizes: list[int]) -> probes.Arrays:
+        state, start = probes.empty_state(c), 0
+        for size in sizes:
+            new = probes.commit(engine, c, state, ids[:, start : start + size], 0)
+            state, start = probes.advance(c, state, new), start + size
+        return state
+
+    rows = ids.shape[1]
+    whole = state_after([rows])
+    worst = 0.0
+    for sizes in ([rows // 2 + 3, rows - rows // 2 - 3], [1] * rows):
+        other = state_after(sizes)
+        worst = max([worst, *(relative(whole[n], other[n]) for n in interface.state_names(c))])
+    _judge("commit in parts: max error of the state", worst, limits.state, faults)
+    return worst
+
+
+def _preview_writes_nothing(
+    engine: Engine, c: ModelConfig, given: Mapping[str, Array], faults: list[str]
+) -> bool:
+    state = probes.empty_state(c)
+    state = probes.advance(c, state, probes.commit(engine, c, state, given["prompt"][:, :5], 0))
+    before = {n: x.copy() for n, x in state.items()}
+    feeds = {"ids": given["blocks"][:, : c.block_size], **{n: state[n] for n in state}}
+    engine.run("preview", feeds)
+    same = all(np.array_equal(state[n], before[n]) for n in state)
+    if not same:
+        faults.append("a preview changed the state")
+    return same
+
+
+def _judge(what: str, value: float, limit: float | None, faults: list[str]) -> None:
+    if limit is not None and not value <= limit:
+        faults.append(f"{what} {value:.2e} above {limit:.0e}")
