@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clover_compile.strict_json import JsonFault, quote, read_file, read_json
+from clover_compile.runtime.strict_json import JsonFault, quote, read_file, read_json
 
 MAX_TEMPLATE = 1 << 20
 TEMPLATE_FILE = "chat_template.jinja"

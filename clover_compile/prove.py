@@ -105,8 +105,8 @@ def prove(
     """
     stored = loaded.path / "probes.safetensors"
     arrays = dict(load_file(stored)) if truth is None else dict(truth)
-    session = Session(loaded.engine, loaded.config, loaded.rules, loaded.context)
-    figures = verify.compare(loaded.engine, loaded.config, arrays, dtype)
+    session = Session(loaded.engine, loaded.sizes, loaded.rules, loaded.context)
+    figures = verify.compare(loaded.engine, loaded.sizes, arrays, dtype)
     faults: list[str] = figures.pop("faults")
     figures["generations"] = _generations(session, arrays, dtype, faults)
     for unit, row in figures["units"].items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from clover_compile.strict_json import JsonFault, parse_json, quote
+from clover_compile.runtime.strict_json import JsonFault, parse_json, quote
 from clover_compile.tensor_names import listed, spell
 
 # The format allows 100 MB, but even 30,000 tensors take under 5.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from clover_compile.strict_json import quote
+from clover_compile.runtime.strict_json import quote
 
 # A list this long after folding says that the file is of something else altogether.
 MAX_LISTED = 400

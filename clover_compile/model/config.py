@@ -12,7 +12,7 @@ from typing import Any
 from clover_compile.errors import Faults, NotClover
 from clover_compile.model.config_fixed import refuse_changes, refuse_rope_changes
 from clover_compile.model.config_reader import INT32_MAX, Reader, Source
-from clover_compile.strict_json import quote
+from clover_compile.runtime.strict_json import quote
 
 MODEL_TYPE = "clover_moe"
 ARCHITECTURE = "CloverMoeModelLM"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clover_compile.model.config_reader import Reader
-from clover_compile.strict_json import quote
+from clover_compile.runtime.strict_json import quote
 
 # A key maps to the values under which it changes nothing. null always counts as absent, so an
 # empty tuple means "must be absent or null". `sliding_window` has its own rule below.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from clover_compile.strict_json import quote
+from clover_compile.runtime.strict_json import quote
 
 INT32_MAX = 2**31 - 1
 REQUIRED = object()

@@ -47,3 +47,61 @@ class Faults(InputError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return Faults, (self.fields["where"], self.faults)
+
+
+class ContextFull(RunError):
+    """The sequence would grow beyond the context the bundle was built for."""
+
+    template = (
+        "the sequence needs {needed} rows but this bundle holds {context}; start a new state or "
+        "build with a larger --context"
+    )
+
+
+class NotANumber(RunError):
+    """A Unit answered NaN, so no token can be chosen. The weights may be damaged: run
+    `clover-compile verify --model MODEL --locate` to find the layer.
+    """
+
+    template = (
+        "Unit {unit} answered NaN at pass {turn}, row {row} (response position {position}); "
+        "`clover-compile verify` tells whether the bundle is sound"
+    )
+
+
+class AutoNeedsCosts(InputError):
+    """`--decode auto` picks the way by measured costs; this bundle carries none."""
+
+    template = "decode 'auto' needs the bundle's costs.json; name a way: {known}"
+
+
+class EngineFailed(RunError):
+    """The engine's own library refused to run a Unit."""
+
+    template = "Unit {unit} could not run: {reason}"
+
+
+class NoBundle(InputError):
+    """The path does not lead to a bundle that a build has finished."""
+
+    template = "{path}: not a bundle ({reason}); make one with `clover-compile build -o {path}`"
+
+
+class BadBundle(InputError):
+    """The bundle is damaged, incomplete, mixed up with another, or made for other software. Nothing
+    of it was opened; build it again, or fetch it again.
+    """
+
+    template = "{path}: refused: {faults}"
+
+    def __init__(self, path: object, faults: str) -> None:
+        super().__init__(path=path, faults=faults)
+
+
+class NotProved(InputError):
+    """The bundle's verdict is not `passed`: nobody has shown that it answers as the model does."""
+
+    template = (
+        "{path}: {outcome}: {reason}; prove it with `clover-compile verify {path}`, or take it as it "
+        "is with --unverified"
+    )

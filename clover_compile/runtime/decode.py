@@ -1,0 +1,219 @@
+"""The ways to decode, as plain functions over an engine and a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clover_compile.runtime.engine import Array, Arrays, Engine, scalar
+from clover_compile.runtime.pick import Response
+from clover_compile.runtime.state import State
+from clover_compile.runtime.step import OnStep, Step
+
+COMMIT_ROWS = 256
+"""Most rows of one commit; a longer prompt is sent in parts."""
+
+RELEASE_RATIO, RELEASE_DELTA = 0.9, 0.6
+"""The release's rule takes a draft of probability >= min(ratio, delta * e^-entropy)."""
+
+
+@dataclass
+class Counts:
+    """What a generation did."""
+
+    blocks: int = 0
+    passes: int = 0
+    commits: int = 0
+    rounds: int = 0
+    drafts_kept: int = 0
+
+
+@dataclass
+class Run:
+    """One generation in progress."""
+
+    engine: Engine
+    state: State
+    response: Response
+    budget: int
+    keep_state: bool
+    """Whether every emitted row must be committed when the generation returns."""
+    on_step: OnStep | None = None
+    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last token ends the response."""
+        ids = self.response.ids
+        return bool(ids) and ids[-1] in self.response.rules.stop_token_ids
+
+    def emit(self, ids: Sequence[int]) -> list[int]:
+        """Appends ids up to the budget and the first stop id; returns what was appended."""
+        taken: list[int] = []
+        for token in ids[: self.budget - len(self.response.ids)]:
+            taken.append(int(token))
+            if token in self.response.rules.stop_token_ids:
+                break
+        self.response.extend(taken)
+        return taken
+
+    def tell(self, step: Step) -> None:
+        """Tells the observer, if there is one."""
+        if self.on_step is not None:
+            self.on_step(step)
+
+
+def commit(run: Run, ids: Sequence[int], keep: int = 0) -> Array:
+    """Commits ids; returns logits [1, keep, V] of the last `keep` (0 or 1) rows."""
+    logits = np.zeros((1, 0, 0), np.float32)
+    for start in range(0, len(ids), COMMIT_ROWS):
+        part = np.array([ids[start : start + COMMIT_ROWS]], np.int64)
+        last = start + COMMIT_ROWS >= len(ids)
+        feeds = {"ids": part, "keep": np.array(keep if last else 0, np.int32), **run.state.feeds()}
+        new = run.engine.run("commit", feeds)
+        run.state.advance(part.shape[1], new)
+        run.counts.commits += 1
+        logits = new["logits"]
+    return logits
+
+
+def preview(run: Run, ids: Array) -> Array:
+    """Logits [1, n, V] of a block ids [n]; the state stays as it is."""
+    run.counts.passes += 1
+    return run.engine.run("preview", {"ids": ids[None], **run.state.feeds()})["logits"]
+
+
+def denoise(run: Run, prompt: Sequence[int], block_size: int, threshold: float) -> None:
+    """Whole blocks of masks; every pass fixes the rows it is sure of, at least the surest one."""
+    commit(run, prompt)
+    while len(run.response.ids) < run.budget and not run.stopped:
+        taken = run.emit(_resolve(run, block_size, threshold))
+        run.counts.blocks += 1
+        more = len(run.response.ids) < run.budget and not run.stopped
+        if more or run.keep_state:
+            commit(run, taken)
+
+
+def _resolve(run: Run, block_size: int, threshold: float) -> list[int]:
+    """Previews one block until no row is open; returns its ids."""
+    start, mask = len(run.response.ids), run.response.rules.mask_token_id
+    ids, is_open, turn = np.full(block_size, mask, np.int64), np.ones(block_size, bool), 0
+    while is_open.any():
+        chosen = run.response.pick(
+            run.engine, "preview", preview(run, ids), start + 1, block=ids.tolist(), turn=turn
+        )
+        sure = chosen["confidence"]
+        take = is_open & (sure > threshold)
+        if not take.any():
+            take[np.where(is_open, sure, -1.0).argmax()] = True
+        ids, is_open = np.where(take, chosen["ids"], ids), is_open & ~take
+        run.tell(_step("denoise", start, turn, ids, ~is_open, sure))
+        turn += 1
+    return [int(token) for token in ids]
+
+
+def causal(run: Run, prompt: Sequence[int]) -> None:
+    """One token at a time: the autoregressive baseline of the same weights."""
+    logits = commit(run, prompt, keep=1)
+    while True:
+        start = len(run.response.ids)
+        chosen = run.response.pick(run.engine, "commit", logits, start + 1)
+        run.emit(chosen["ids"].tolist())
+        run.tell(_step("causal", start, 0, chosen["ids"], np.ones(1, bool), chosen["confidence"]))
+        done = len(run.response.ids) >= run.budget or run.stopped
+        if done and not run.keep_state:
+            return
+        logits = commit(run, run.response.ids[-1:], keep=0 if done else 1)
+        if done:
+            return
+
+
+def self_speculate(run: Run, prompt: Sequence[int], width: int, exact: bool) -> None:
+    """Drafts from a preview, verified by one causal pass; a rejected draft costs no second pass."""
+    if len(prompt) > 1:
+        commit(run, prompt[:-1])
+    logits = commit(run, prompt[-1:], keep=1)
+    chosen = run.response.pick(run.engine, "commit", logits, 1)
+    run.emit(chosen["ids"].tolist())
+    run.tell(_step("speculate", 0, 0, chosen["ids"], np.ones(1, bool), chosen["confidence"]))
+    while len(run.response.ids) < run.budget and not run.stopped:
+        _round(run, width, exact)
+    if run.keep_state:
+        commit(run, run.response.ids[-1:])
+
+
+def _round(run: Run, width: int, exact: bool) -> None:
+    """One round from the pending (last emitted) token; commits pending and the kept drafts."""
+    start, pending = len(run.response.ids), run.response.ids[-1]
+    run.counts.rounds += 1
+    width = round_width(width, run.budget - start)
+    if width == 1:
+        logits = commit(run, [pending], keep=1)
+        chosen = run.response.pick(run.engine, "commit", logits, start + 1)
+        emitted, sure = run.emit(chosen["ids"].tolist()), chosen["confidence"]
+    else:
+        drafts = _draft(run, pending, width)
+        new = run.engine.run("verify", {"ids": drafts[None], **run.state.feeds()})
+        confirm = np.append(drafts[1:], -1)
+        chosen = run.response.pick(
+            run.engine, "verify", new["logits"], start + 1, draft=confirm, running=exact
+        )
+        kept = _kept(chosen, confirm, exact)
+        run.counts.drafts_kept += kept
+        emitted = run.emit([*drafts[1 : kept + 1].tolist(), int(chosen["ids"][kept])])
+        sure = np.append(chosen["p_draft"][:kept], chosen["confidence"][kept])
+        # Pending and all emitted but the last: that one is the next pending.
+        _settle(run, len(emitted), new)
+    done = np.ones(len(emitted), bool)
+    turn = run.counts.rounds
+    run.tell(_step("speculate", start, turn, np.array(emitted), done, sure[: len(emitted)]))
+
+
+def round_width(width: int, left: int) -> int:
+    """The width of a round: halved while it exceeds the tokens left."""
+    while width > left:
+        width //= 2
+    return max(width, 1)
+
+
+def _draft(run: Run, pending: int, width: int) -> Array:
+    """[pending, drafts] from one preview of [pending, masks]."""
+    drafts = np.full(width, run.response.rules.mask_token_id, np.int64)
+    drafts[0] = pending
+    logits = preview(run, drafts)
+    # Row r >= 1 counts as response position len(response) + r.
+    chosen = run.response.pick(
+        run.engine, "preview", logits[:, 1:], len(run.response.ids) + 1, turn=run.counts.rounds
+    )
+    drafts[1:] = chosen["ids"]
+    return drafts
+
+
+def _kept(chosen: Arrays, confirm: Array, exact: bool) -> int:
+    """How many drafts are accepted before the first rejection."""
+    if exact:
+        good = chosen["ids"] == confirm
+    else:
+        p = chosen["p_draft"].astype(np.float64)
+        bar = np.minimum(RELEASE_RATIO, RELEASE_DELTA * np.exp(-chosen["entropy"].astype(np.float64)))
+        good = (p > 0) & (p >= bar)
+    good[-1] = False  # the last row has no draft to confirm
+    return int(good.argmin())
+
+
+def _settle(run: Run, rows: int, verified: Arrays) -> None:
+    """Advances the state over the first `rows` rows of a verify, without touching a weight."""
+    tapes = {name: x for name, x in verified.items() if name.startswith("tape.")}
+    new = {name: x for name, x in verified.items() if name.endswith(".new")}
+    if tapes:
+        new |= run.engine.run("replay", {**run.state.recurrent(), **tapes, "rows": scalar(rows)})
+    run.state.advance(rows, new)
+
+
+def _step(kind: str, start: int, turn: int, ids: Array, fixed: Array, sure: Array) -> Step:
+    return Step(
+        kind=kind, start=start, turn=turn,
+        ids=tuple(ids.tolist()), fixed=tuple(fixed.tolist()), confidence=tuple(sure.tolist()),
+    )  # fmt: skip

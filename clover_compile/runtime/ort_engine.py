@@ -1,0 +1,80 @@
+"""ONNX Runtime on the CPU: one session per Unit over one memory-mapped weight store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from clover_compile.runtime.engine import Array, Arrays
+from clover_compile.runtime.errors import EngineFailed
+from clover_compile.runtime.manifest import Checked
+
+PREPACKED = ("preview",)
+"""Units whose weights ONNX Runtime may copy into its own layout. A preview is worth it; a second
+copy for the others would double the memory for a few percent."""
+
+
+class OrtEngine:
+    """Runs the Units of an `ort-cpu` bundle; safe to use from several threads."""
+
+    def __init__(self, checked: Checked, threads: int | None = None) -> None:
+        self._path = checked.path
+        self._threads = threads or cores()
+        self._weights = _map_weights(checked)
+        self._values = {
+            name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._weights.items()
+        }
+        self._sessions = {
+            name: self._open(name, unit) for name, unit in checked.manifest["units"].items()
+        }
+
+    def run(self, unit: str, feeds: Arrays, outputs: Sequence[str] | None = None) -> Arrays:
+        """Runs one Unit; feeds that are contiguous are passed without a copy."""
+        session, names = self._sessions[unit]
+        wanted = names if outputs is None else list(outputs)
+        try:
+            return dict(zip(wanted, session.run(wanted, feeds), strict=True))
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise EngineFailed(unit=unit, reason=reason) from error
+
+    def _open(self, name: str, unit: dict[str, Any]) -> tuple[ort.InferenceSession, list[str]]:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        if name not in PREPACKED:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        for weight in unit["weights"]:
+            options.add_initializer(weight, self._values[weight])
+        try:
+            session = ort.InferenceSession(
+                str(self._path / unit["file"]), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise EngineFailed(unit=name, reason=reason) from error
+        return session, [output.name for output in session.get_outputs()]
+
+
+def cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _map_weights(checked: Checked) -> dict[str, Array]:
+    """Every weight as a view of its mapped file; nothing is read before it is used."""
+    maps: dict[str, Array] = {}
+    weights = {}
+    for name, entry in checked.manifest["weights"].items():
+        file = entry["file"]
+        if file not in maps:
+            maps[file] = np.memmap(checked.path / file, np.uint8, "r")
+        size = int(np.prod(entry["shape"], dtype=np.int64)) * np.dtype(entry["dtype"]).itemsize
+        part = maps[file][entry["offset"] : entry["offset"] + size]
+        weights[name] = part.view(entry["dtype"]).reshape(entry["shape"])
+    return weights

@@ -1,0 +1,156 @@
+"""Checks everything a generation is asked for; all faults are told at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clover_compile.runtime.engine import Sizes
+from clover_compile.runtime.errors import AutoNeedsCosts, Faults
+from clover_compile.runtime.pick import Sampling
+from clover_compile.runtime.rules import GenerationRules
+
+WAYS = ("denoise", "causal", "self-speculate")
+ACCEPT = ("release", "exact")
+MAX_WIDTH = 256
+
+DEFAULTS: dict[str, Any] = {
+    "max_new_tokens": 256, "decode": "denoise", "accept": "release", "width": 16,
+    "block_size": None, "threshold": None, "temperature": 0.0, "top_k": 0, "top_p": 1.0,
+    "seed": 0, "thinking": None, "exact": False,
+}  # fmt: skip
+"""Defaults of `Session.generate`, and so of the command line."""
+
+ONLY_FOR: dict[str, tuple[str, ...]] = {
+    "accept": ("self-speculate",), "width": ("self-speculate",),
+    "block_size": ("denoise",), "threshold": ("denoise",),
+    "temperature": ("denoise", "causal"), "top_k": ("denoise", "causal"),
+    "top_p": ("denoise", "causal"), "seed": ("denoise", "causal"),
+}  # fmt: skip
+"""Options that mean something for some ways only; asked for with another, they are refused."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request."""
+
+    max_new_tokens: int
+    decode: str
+    exact_accept: bool
+    width: int
+    block_size: int
+    threshold: float
+    sampling: Sampling
+
+
+def check(options: dict[str, Any], rules: GenerationRules) -> Request:
+    """Checks the options of one generation; raises Faults with all that is wrong.
+
+    `options` holds every key of DEFAULTS but `thinking`.
+    """
+    faults: list[str] = []
+    way = options["decode"]
+    if way == "auto":
+        raise AutoNeedsCosts(known=", ".join(WAYS))
+    if way not in WAYS:
+        faults.append(f"decode {way!r} is unknown; choose from {', '.join(WAYS)}")
+    else:
+        faults += [
+            f"{name} has no effect with decode {way!r}; it is for {' and '.join(ways)}"
+            for name, ways in ONLY_FOR.items()
+            if way not in ways and options[name] != DEFAULTS[name]
+        ]
+    if options["accept"] not in ACCEPT:
+        faults.append(f"accept {options['accept']!r} is unknown; choose from {', '.join(ACCEPT)}")
+    if options["exact"] is True and way == "denoise":
+        faults.append("exact allows only decode 'causal' and 'self-speculate'")
+    _integers(options, faults)
+    _numbers(options, faults)
+    block_size = _block_size(options, rules, faults)
+    if faults:
+        raise Faults("request", tuple(faults))
+    threshold = rules.threshold if options["threshold"] is None else options["threshold"]
+    sampling = Sampling(
+        float(options["temperature"]), options["top_k"], float(options["top_p"]), options["seed"]
+    )
+    return Request(
+        options["max_new_tokens"], way, options["exact"] or options["accept"] == "exact",
+        options["width"], block_size, float(threshold), sampling,
+    )  # fmt: skip
+
+
+def _integers(options: dict[str, Any], faults: list[str]) -> None:
+    spans = {
+        "max_new_tokens": (1, 1 << 31), "width": (1, MAX_WIDTH),
+        "top_k": (0, 1 << 24), "seed": (0, (1 << 63) - 1),
+    }  # fmt: skip
+    for name, (low, high) in spans.items():
+        value = options[name]
+        if isinstance(value, bool) or not isinstance(value, int):
+            faults.append(f"{name} must be a whole number, not {value!r}")
+        elif not low <= value <= high:
+            faults.append(f"{name} is {value}; must be in {low}..{high}")
+
+
+def _numbers(options: dict[str, Any], faults: list[str]) -> None:
+    spans = {"threshold": (0.0, 1.0), "temperature": (0.0, 1e4), "top_p": (0.0, 1.0)}
+    for name, (low, high) in spans.items():
+        value = options[name]
+        if value is None and DEFAULTS[name] is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            faults.append(f"{name} must be a number, not {value!r}")
+        elif math.isnan(value) or not low <= value <= high:
+            faults.append(f"{name} is {value}; must be in [{low:g}, {high:g}]")
+    if options["top_p"] == 0:
+        faults.append("top_p is 0; must be above 0")
+    if options["temperature"] == 0:
+        faults += [
+            f"{name} has no effect at temperature 0"
+            for name in ("top_k", "top_p", "seed")
+            if options[name] != DEFAULTS[name]
+        ]
+
+
+def _block_size(options: dict[str, Any], rules: GenerationRules, faults: list[str]) -> int:
+    size = options["block_size"]
+    if size is None:
+        return rules.block_size
+    if isinstance(size, bool) or not isinstance(size, int):
+        faults.append(f"block_size must be a whole number, not {size!r}")
+    elif size < 1 or rules.block_size % size:
+        faults.append(f"block_size {size} does not divide the trained block of {rules.block_size}")
+    else:
+        return size
+    return rules.block_size
+
+
+def check_prompt(
+    ids: Sequence[Any], request: Request, sizes: Sizes, rules: GenerationRules, used: int, context: int
+) -> None:
+    """Checks prompt ids and that prompt and response fit; raises Faults."""
+    faults: list[str] = []
+    if not ids:
+        faults.append("the prompt is empty")
+    for i, token in enumerate(ids):
+        if isinstance(token, bool) or not isinstance(token, int):
+            faults.append(f"prompt id {i} is {token!r}, not a whole number")
+        elif not 0 <= token < sizes.vocab_size:
+            faults.append(f"prompt id {i} is {token}; the vocabulary is 0..{sizes.vocab_size - 1}")
+        elif token == rules.mask_token_id:
+            faults.append(f"prompt id {i} is the mask id {token}, which stands for an open row")
+        if len(faults) > 8:
+            faults.append("and maybe more")
+            break
+    block = request.block_size if request.decode == "denoise" else 1
+    whole = -(-request.max_new_tokens // block) * block
+    if not faults and used + len(ids) + whole > context:
+        before = f"{used} committed rows, " if used else ""
+        faults.append(
+            f"{before}{len(ids)} prompt ids and {whole} rows for the response exceed the context of "
+            f"{context}; shorten the prompt or ask for fewer tokens"
+        )
+    if faults:
+        raise Faults("request", tuple(faults))

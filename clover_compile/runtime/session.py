@@ -1,0 +1,174 @@
+"""The public face of the runner: load a bundle, ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from clover_compile.runtime import decode as ways
+from clover_compile.runtime.engine import Array, Clock, Engine, Sizes
+from clover_compile.runtime.errors import Faults
+from clover_compile.runtime.pick import Response
+from clover_compile.runtime.request import Request, check, check_prompt
+from clover_compile.runtime.rules import GenerationRules
+from clover_compile.runtime.state import State
+from clover_compile.runtime.step import OnStep
+
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Messages | Sequence[int]
+
+
+class Text(Protocol):
+    """Between text and ids."""
+
+    def encode(self, prompt: str | Messages, raw: bool = False, thinking: bool | None = None) -> list[int]:
+        """Ids of one user message, of a conversation, or of raw text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> tuple[str, str | None]:
+        """Text and reasoning of a response."""
+        ...
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One response."""
+
+    token_ids: tuple[int, ...]
+    """The stop id included."""
+    text: str
+    reasoning: str | None
+    """What stood before the end of thinking, if the response thinks."""
+    finish_reason: str
+    """`stop` or `length`."""
+    stats: dict[str, Any]
+
+
+class Session:
+    """A loaded bundle. Sessions share nothing that changes, so several may run at once."""
+
+    def __init__(
+        self, engine: Engine, sizes: Sizes, rules: GenerationRules, context: int, text: Text | None = None
+    ) -> None:
+        self.engine, self.sizes, self.rules = engine, sizes, rules
+        self.context, self.text = context, text
+
+    @classmethod
+    def load(cls, path: str | Path, *, unverified: bool = False, allow_native: bool = False) -> Session:
+        """Opens a bundle; refuses one that is damaged, not for this machine, or not proved.
+
+        `unverified` also opens one whose verdict is not `passed`; `allow_native` lets it load
+        shared libraries of its own.
+        """
+        from clover_compile.runtime.bundle import load
+
+        loaded = load(path, unverified=unverified, allow_native=allow_native)
+        return cls(loaded.engine, loaded.sizes, loaded.rules, loaded.context, loaded.text)
+
+    def new_state(self) -> State:
+        """The state of an empty sequence."""
+        return State(self.sizes, self.context)
+
+    def commit(self, state: State, ids: Sequence[int]) -> Array:
+        """Commits ids; returns fp32 logits [T, V] of all rows; `state` advances."""
+        logits = []
+        for start in range(0, len(ids), ways.COMMIT_ROWS):
+            part = self._rows(ids[start : start + ways.COMMIT_ROWS])
+            feeds = {"ids": part, "keep": np.array(part.shape[1], np.int32), **state.feeds()}
+            new = self.engine.run("commit", feeds)
+            state.advance(part.shape[1], new)
+            logits.append(new["logits"][0])
+        return np.concatenate(logits) if logits else np.zeros((0, self.sizes.vocab_size), np.float32)
+
+    def preview(self, state: State, ids: Sequence[int]) -> Array:
+        """One denoising evaluation of a block (mask id where open): fp32 logits [n, V]."""
+        logits: Array = self.engine.run("preview", {"ids": self._rows(ids), **state.feeds()})["logits"]
+        return logits[0]
+
+    def _rows(self, ids: Sequence[int]) -> Array:
+        rows = np.array([ids], np.int64)
+        if rows.size == 0 or rows.min() < 0 or rows.max() >= self.sizes.vocab_size:
+            raise Faults("ids", (f"must be one or more of 0..{self.sizes.vocab_size - 1}",))
+        return rows
+
+    def generate(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 256,
+        decode: str = "denoise",
+        accept: str = "release",
+        width: int = 16,
+        block_size: int | None = None,
+        threshold: float | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        thinking: bool | None = None,
+        exact: bool = False,
+        state: State | None = None,
+        on_step: OnStep | None = None,
+        raw: bool = False,
+    ) -> Generation:
+        """Answers a prompt: a string (one user message), a conversation, or ids.
+
+        `decode` is `denoise`, `causal` or `self-speculate`; `accept` (`release` or `exact`) and
+        `width` belong to the last. `block_size` and `threshold` override the checkpoint's.
+        Temperature 0 is greedy; `seed` repeats a draw. With `state` the prompt is appended to it
+        and every emitted row is committed on return. `raw` encodes a string as it is. Raises
+        Faults if the request is wrong; a request is refused before anything runs.
+        """
+        options = {
+            "max_new_tokens": max_new_tokens, "decode": decode, "accept": accept, "width": width,
+            "block_size": block_size, "threshold": threshold, "temperature": temperature,
+            "top_k": top_k, "top_p": top_p, "seed": seed, "exact": exact,
+        }  # fmt: skip
+        request = check(options, self.rules)
+        ids = self._encode(prompt, raw, thinking)
+        used = 0 if state is None else state.length
+        check_prompt(ids, request, self.sizes, self.rules, used, self.context)
+        run = ways.Run(
+            engine=Clock(self.engine),
+            state=self.new_state() if state is None else state,
+            response=Response(self.sizes, self.rules, request.sampling),
+            budget=max_new_tokens,
+            keep_state=state is not None,
+            on_step=on_step,
+        )
+        _decode(run, ids, request)
+        return self._generation(run, len(ids))
+
+    def _encode(self, prompt: Prompt, raw: bool, thinking: bool | None) -> list[Any]:
+        if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
+            if self.text is None:
+                raise Faults("request", ("this session has no tokenizer; give ids",))
+            return self.text.encode(prompt, raw=raw, thinking=thinking)  # type: ignore[arg-type]
+        if raw or thinking is not None:
+            raise Faults("request", ("raw and thinking have no effect on a prompt of ids",))
+        return [int(x) if isinstance(x, np.integer) else x for x in prompt]
+
+    def _generation(self, run: ways.Run, prompt_tokens: int) -> Generation:
+        ids, counts = run.response.ids, run.counts
+        text, reasoning = ("", None) if self.text is None else self.text.decode(ids)
+        assert isinstance(run.engine, Clock)
+        stats = {
+            "prompt_tokens": prompt_tokens, "new_tokens": len(ids), "blocks": counts.blocks,
+            "passes": counts.passes, "commits": counts.commits, "rounds": counts.rounds,
+            "drafts_kept": counts.drafts_kept,
+            "tokens_per_pass": len(ids) / counts.passes if counts.passes else None,
+            "seconds": dict(run.engine.seconds),
+        }  # fmt: skip
+        return Generation(tuple(ids), text, reasoning, "stop" if run.stopped else "length", stats)
+
+
+def _decode(run: ways.Run, ids: Sequence[int], request: Request) -> None:
+    if request.decode == "denoise":
+        ways.denoise(run, ids, request.block_size, request.threshold)
+    elif request.decode == "causal":
+        ways.causal(run, ids)
+    else:
+        ways.self_speculate(run, ids, request.width, request.exact_accept)
