@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto
@@ -30,8 +31,14 @@ class OnnxFunction:
     """The op's tensor parameters, in the order of the node's inputs."""
     outputs: tuple[int, ...]
     """Which results of the op the node returns, in order."""
+    kernels: tuple[str, ...]
+    """The engine's kernels that do the work, `domain:type` (no domain for ai.onnx)."""
+    reason: str = ""
+    """Why no single kernel serves the op, where none does."""
     layouts: Mapping[str, str] = field(default_factory=dict)
     """Parameter -> layout its weight must be stored in, where that is not the checkpoint's."""
+    aliases: Mapping[int, str] = field(default_factory=dict)
+    """Result of the op that is no output -> the parameter it equals."""
 
 
 def _label(nodes: Iterable[NodeProto]) -> None:
@@ -50,12 +57,14 @@ def build(
     body: str,
     *,
     returns: tuple[int, ...],
-    layouts: Mapping[str, str] | None = None,
+    kernels: tuple[str, ...],
+    **rest: Any,
 ) -> OnnxFunction:
     """The function `name` in domain `clover` from the text of its body.
 
     `inputs` are parameters of the op's reference, `outputs` names of the body, `returns` the
-    results of the op these are. Raises onnx.parser.ParseError with the offending line.
+    results of the op these are; `rest` are further fields. Raises onnx.parser.ParseError with the
+    offending line, and ValueError if a kernel named is not in the body.
     """
     inputs = tuple(inputs)
     imports = ", ".join(f'"{domain}" : {version}' for domain, version in OPSETS.items())
@@ -64,7 +73,10 @@ def build(
         f"{name} ({', '.join(inputs)}) => ({', '.join(outputs)})\n{{\n{body}\n}}"
     )
     _label(proto.node)
-    return OnnxFunction(name, proto, inputs, returns, layouts or {})
+    used = {":".join(filter(None, (node.domain, node.op_type))) for node in proto.node}
+    if not used.issuperset(kernels):
+        raise ValueError(f"{name}: no {', '.join(set(kernels) - used)} in its body")
+    return OnnxFunction(name, proto, inputs, returns, kernels, **rest)
 
 
 def ints(*values: int) -> str:

@@ -9,14 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from clover_compile.runtime.engine import Engine, Sizes
-from clover_compile.runtime.errors import BadBundle, NotProved
+from clover_compile.runtime.errors import BadBundle, Faults, NotProved
 from clover_compile.runtime.manifest import Checked, read_bundle
 from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.session import Text
-from clover_compile.runtime.strict_json import JsonFault, read_json
+from clover_compile.runtime.strict_json import JsonFault, quote, read_file, read_json
+from clover_compile.runtime.terminal import one_line
 
 ENGINES = {"ort": "clover_compile.runtime.ort_engine:OrtEngine"}
 """Engine of a manifest -> "module:Class", opened with the checked bundle."""
+
+TEMPLATE = "chat_template.jinja"
+MAX_TEMPLATE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -43,18 +47,11 @@ def load(
     (a failed bundle is never opened).
     """
     checked = read_bundle(path, recheck=recheck)
-    outcome = checked.verdict["outcome"]
-    if outcome != "passed" and (not unverified or outcome == "failed"):
-        reason = str(checked.verdict.get("reason", ""))
-        raise NotProved(path=checked.path, outcome=outcome, reason=reason)
-    rules = _rules(checked)
-    sizes = _sizes(checked)
+    _require_proof(checked, unverified)
+    rules, sizes, template = _rules(checked), _sizes(checked), _template(checked)
     from clover_compile.runtime.chat import Text as ChatText
 
-    template = checked.path / "chat_template.jinja"
-    text = ChatText(
-        checked.path / "tokenizer.json", template.read_text() if template.exists() else None, rules
-    )
+    text = ChatText(checked.path / "tokenizer.json", template, rules)
     engine = _engine(checked)
     return LoadedBundle(
         checked.path, checked.identity, checked.manifest, checked.verdict,
@@ -62,10 +59,34 @@ def load(
     )  # fmt: skip
 
 
+def _require_proof(checked: Checked, unverified: bool) -> None:
+    outcome = checked.verdict["outcome"]
+    if outcome == "passed" or (unverified and outcome != "failed"):
+        return
+    shown = one_line(str(checked.path))
+    words = quote(checked.verdict.get("reason") or "no reason given", 300)
+    remedy = "" if outcome == "failed" else ", or take it as it is with --unverified"
+    raise NotProved(path=shown, outcome=outcome, reason=words, remedy=remedy)
+
+
+def _template(checked: Checked) -> str | None:
+    path = checked.path / TEMPLATE
+    if TEMPLATE not in checked.manifest["files"]:
+        return None
+    try:
+        return read_file(path, MAX_TEMPLATE).decode("utf-8")
+    except (JsonFault, UnicodeDecodeError) as error:
+        raise _bad(checked, f"{TEMPLATE}: {error}") from None
+
+
+def _bad(checked: Checked, fault: str) -> BadBundle:
+    return BadBundle(one_line(str(checked.path)), one_line(fault))
+
+
 def _engine(checked: Checked) -> Engine:
     name = checked.manifest["engine"]
     if name not in ENGINES:
-        raise BadBundle(checked.path, f"engine {name!r}; this runner has: {', '.join(ENGINES)}")
+        raise _bad(checked, f"engine {quote(name)}; this runner has: {', '.join(ENGINES)}")
     module, attribute = ENGINES[name].split(":")
     engine: Engine = getattr(importlib.import_module(module), attribute)(checked)
     return engine
@@ -73,24 +94,27 @@ def _engine(checked: Checked) -> Engine:
 
 def _rules(checked: Checked) -> GenerationRules:
     try:
-        return GenerationRules.from_dict(read_json(checked.path / "generation.json"))
-    except (JsonFault, TypeError, KeyError) as error:
-        raise BadBundle(checked.path, f"generation.json: {error}") from None
+        rules = GenerationRules.from_dict(read_json(checked.path / "generation.json"))
+    except JsonFault as fault:
+        raise _bad(checked, f"generation.json {fault}") from None
+    except Faults as faults:
+        raise _bad(checked, str(faults)) from None
+    vocab = checked.manifest["model"]["config"]["vocab_size"]
+    if max(rules.mask_token_id, *rules.stop_token_ids, rules.think_end_token_id or 0) >= vocab:
+        raise _bad(checked, f"generation.json: an id lies outside the vocabulary of {vocab}")
+    return rules
 
 
 def _sizes(checked: Checked) -> Sizes:
     """The model's sizes under the names of its config."""
-    config = checked.manifest["model"].get("config")
-    try:
-        kinds = tuple(config["layer_types"])
-        key = config["linear_num_key_heads"] * config["linear_key_head_dim"]
-        value = config["linear_num_value_heads"] * config["linear_value_head_dim"]
-        derived = {
-            "layer_types": kinds,
-            "conv_dim": 2 * key + value,
-            "gdn_layers": tuple(i for i, k in enumerate(kinds) if k == "linear_attention"),
-            "attention_layers": tuple(i for i, k in enumerate(kinds) if k != "linear_attention"),
-        }
-        return SimpleNamespace(**{**config, **derived})
-    except (TypeError, KeyError) as error:
-        raise BadBundle(checked.path, f"manifest.json: model config: {error}") from None
+    config = checked.manifest["model"]["config"]
+    kinds = tuple(config["layer_types"])
+    key = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    value = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    derived = {
+        "layer_types": kinds,
+        "conv_dim": 2 * key + value,
+        "gdn_layers": tuple(i for i, k in enumerate(kinds) if k == "linear_attention"),
+        "attention_layers": tuple(i for i, k in enumerate(kinds) if k != "linear_attention"),
+    }
+    return SimpleNamespace(**{**config, **derived})

@@ -151,15 +151,18 @@ def _round(run: Run, width: int, exact: bool) -> None:
     width = round_width(width, run.budget - start)
     if width == 1:
         logits = commit(run, [pending], keep=1)
-        chosen = run.response.pick(run.engine, "commit", logits, start + 1)
+        chosen = run.response.pick(
+            run.engine, "commit", logits, start + 1, turn=run.counts.rounds
+        )
         emitted, sure = run.emit(chosen["ids"].tolist()), chosen["confidence"]
     else:
         drafts = _draft(run, pending, width)
         new = run.engine.run("verify", {"ids": drafts[None], **run.state.feeds()})
         confirm = np.append(drafts[1:], -1)
         chosen = run.response.pick(
-            run.engine, "verify", new["logits"], start + 1, draft=confirm, running=exact
-        )
+            run.engine, "verify", new["logits"], start + 1,
+            draft=confirm, running=exact, turn=run.counts.rounds,
+        )  # fmt: skip
         kept = _kept(chosen, confirm, exact)
         run.counts.drafts_kept += kept
         emitted = run.emit([*drafts[1 : kept + 1].tolist(), int(chosen["ids"][kept])])
@@ -182,12 +185,11 @@ def _draft(run: Run, pending: int, width: int) -> Array:
     """[pending, drafts] from one preview of [pending, masks]."""
     drafts = np.full(width, run.response.rules.mask_token_id, np.int64)
     drafts[0] = pending
-    logits = preview(run, drafts)
-    # Row r >= 1 counts as response position len(response) + r.
+    # Row r counts as response position len(response) + r; row 0 is pending itself.
     chosen = run.response.pick(
-        run.engine, "preview", logits[:, 1:], len(run.response.ids) + 1, turn=run.counts.rounds
+        run.engine, "preview", preview(run, drafts), len(run.response.ids), turn=run.counts.rounds
     )
-    drafts[1:] = chosen["ids"]
+    drafts[1:] = chosen["ids"][1:]
     return drafts
 
 

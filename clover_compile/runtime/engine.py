@@ -32,7 +32,10 @@ class Engine(Protocol):
     """Runs a bundle's Units."""
 
     def run(self, unit: str, feeds: Arrays, outputs: Sequence[str] | None = None) -> Arrays:
-        """Runs one Unit; returns the outputs asked for, all when None. Never changes a feed."""
+        """Runs one Unit; returns the outputs asked for, all when None.
+
+        Feeds may be read-only and are never changed; the arrays returned are the caller's to keep.
+        """
         ...
 
 

@@ -102,6 +102,31 @@ class NotProved(InputError):
     """The bundle's verdict is not `passed`: nobody has shown that it answers as the model does."""
 
     template = (
-        "{path}: {outcome}: {reason}; prove it with `clover-compile verify {path}`, or take it as it "
-        "is with --unverified"
+        "{path}: {outcome}: {reason}; prove it with `clover-compile verify` where it can run{remedy}"
     )
+
+
+class BadTokenizer(InputError):
+    """tokenizer.json is missing, or the tokenizers library cannot read it. Fetch it again."""
+
+    template = "{path}: not a usable tokenizer ({reason}); restore the checkpoint's tokenizer.json"
+
+
+class TemplateFailed(InputError):
+    """The chat template does not compile, refused the conversation, or wrote too much. Templates
+    run in a sandbox: they can reach no files and no Python internals.
+    """
+
+    template = "chat template: {reason}; check the conversation, or give raw text"
+
+
+class BadPrompt(InputError):
+    """The prompt named on the command line cannot be read as a conversation or as token ids."""
+
+    template = "{where}: {reason}"
+
+
+class MissingPackage(CloverError):
+    """A library the runner needs is not installed beside this Python."""
+
+    template = "the package {package} is not installed; run: pip install -r {requirements}"

@@ -6,9 +6,15 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import tempfile
 from pathlib import Path
 
+from clover_compile.runtime.strict_json import JsonFault, read_json
+
 _LIMIT = 4096
+_KEY = re.compile(r"[0-9]+:[0-9]+:[0-9]+:-?[0-9]+")
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def file_hash(path: Path) -> str:
@@ -21,13 +27,12 @@ class Remembered:
     """Hashes of large files by (device, inode, size, mtime); a damaged memory counts as empty."""
 
     def __init__(self) -> None:
-        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self.path = Path(root) / "clover-compile" / "hashes.json"
+        self.path = _cache_folder() / "clover-compile" / "hashes.json"
         self.known: dict[str, str] = {}
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self.path.read_text())
-            if isinstance(found, dict):
-                self.known = {str(k): str(v) for k, v in found.items()}
+        with contextlib.suppress(JsonFault):
+            found = read_json(self.path, _LIMIT * 256)
+            if all(_KEY.fullmatch(k) and _HASH.fullmatch(str(v)) for k, v in found.items()):
+                self.known = {k: str(v) for k, v in found.items()}
 
     def holds(self, file: Path, digest: str) -> bool:
         """Whether this very file was found to have the hash before."""
@@ -37,11 +42,21 @@ class Remembered:
         """Remembers a hash; a cache that cannot be written is no reason to stop."""
         self.known[_key(file)] = digest
         self.known = dict(list(self.known.items())[-_LIMIT:])
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(self.known))
-            temporary.replace(self.path)
+            handle, name = tempfile.mkstemp(prefix="hashes.", dir=self.path.parent)
+            try:
+                with os.fdopen(handle, "w") as stream:
+                    json.dump(self.known, stream)
+                Path(name).replace(self.path)
+            finally:
+                Path(name).unlink(missing_ok=True)
+
+
+def _cache_folder() -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # A relative path there is to be ignored; expanduser never fails, unlike Path.home().
+    return root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
 
 
 def _key(file: Path) -> str:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clover_compile.runtime.errors import BadBundle, NoBundle
 from clover_compile.runtime.hashes import Remembered, file_hash
-from clover_compile.runtime.strict_json import JsonFault, quote, read_file, read_json
+from clover_compile.runtime.manifest_shape import Files, canonical_json, shape_faults
+from clover_compile.runtime.strict_json import JsonFault, parse_json, quote, read_file, read_json
+from clover_compile.runtime.terminal import one_line
+from clover_compile.runtime.versions import version_faults
+
+__all__ = ["FORMAT_VERSION", "Checked", "bundle_id", "canonical_json", "read_bundle"]
 
 FORMAT_VERSION = 1
 OUTSIDE = ("manifest.json", "MANIFEST.sha256", "verdict.json")
 OPTIONAL = ("costs.json",)
 HASHED_EVERY_TIME = 1 << 30
 """Files up to this many bytes in all, small ones first, are hashed on every load."""
+
+MAX_MANIFEST = 16 << 20
+"""Most bytes of manifest.json, verdict.json and costs.json, each."""
+
+MAX_SHOWN = 8
+"""Faults named before the rest is only counted."""
 
 OUTCOMES = ("passed", "failed", "compiled, not run", "unproved")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -36,21 +46,18 @@ class Checked:
     verdict: dict[str, Any]
 
 
-def canonical_json(value: Any) -> bytes:
-    """The one spelling of a JSON value that hashes are taken of."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+def bundle_id(path: str | Path) -> str:
+    """SHA-256 of a bundle's manifest.json, hex; raises NoBundle or BadBundle if it is damaged."""
+    return _manifest(_folder(path))[1]
 
 
 def read_bundle(path: str | Path, *, recheck: bool = False) -> Checked:
-    """Checks names, sizes, hashes, verdict and versions; raises NoBundle or BadBundle with all faults.
+    """Checks names, sizes, hashes, verdict and versions; raises NoBundle, or BadBundle with all
+    faults of the first kind found.
 
     `recheck` hashes large weights again even where an earlier check is remembered.
     """
-    path = Path(path)
-    if not path.is_dir():
-        raise NoBundle(path=path, reason="no such folder")
-    if not (path / "manifest.json").is_file():
-        raise NoBundle(path=path, reason="no manifest.json in it")
+    path = _folder(path)
     manifest, identity = _manifest(path)
     faults: list[str] = []
     files = _listed(manifest, faults)
@@ -58,32 +65,51 @@ def read_bundle(path: str | Path, *, recheck: bool = False) -> Checked:
     if not faults:
         _contents(path, files, recheck, faults)
     verdict = _verdict(path, identity, faults)
-    if not faults:
-        _shape(path, manifest, files, faults)
-        faults += _versions(manifest.get("accepts"))
+    faults = faults or shape_faults(manifest, files) or version_faults(manifest["accepts"])
     if faults:
-        raise BadBundle(path, "; ".join(faults))
+        more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []
+        raise _bad(path, "; ".join(faults[:MAX_SHOWN] + more))
     return Checked(path, identity, manifest, verdict)
+
+
+def _folder(path: str | Path) -> Path:
+    path = Path(path)
+    shown = one_line(str(path))
+    try:
+        if not path.is_dir():
+            reason = "it is a file" if path.exists() else "no such folder"
+            raise NoBundle(path=shown, reason=reason)
+        if not (path / "manifest.json").is_file():
+            raise NoBundle(path=shown, reason="no manifest.json in it")
+    except (ValueError, OSError):  # a NUL in the name, or a folder that may not be entered
+        raise NoBundle(path=shown, reason="it cannot be opened") from None
+    return path
+
+
+def _bad(path: Path, faults: str) -> BadBundle:
+    return BadBundle(one_line(str(path)), faults)
 
 
 def _manifest(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        data = read_file(path / "manifest.json")
-        manifest: dict[str, Any] = read_json(path / "manifest.json")
+        data = read_file(path / "manifest.json", MAX_MANIFEST)
     except JsonFault as fault:
-        raise BadBundle(path, f"manifest.json {fault}") from None
+        raise _bad(path, f"manifest.json {fault}") from None
     identity = hashlib.sha256(data).hexdigest()
     try:
         stated = read_file(path / "MANIFEST.sha256", 4096).decode("ascii", "replace").strip()
     except JsonFault as fault:
-        raise BadBundle(path, f"MANIFEST.sha256 {fault}") from None
+        raise _bad(path, f"MANIFEST.sha256 {fault}") from None
     if stated != identity:
-        raise BadBundle(
-            path, f"manifest.json has hash {identity[:12]}, MANIFEST.sha256 says {quote(stated[:12])}"
-        )
+        said = quote(stated[:12])
+        raise _bad(path, f"manifest.json has hash {identity[:12]}, MANIFEST.sha256 says {said}")
+    try:
+        manifest: dict[str, Any] = parse_json(data)
+    except JsonFault as fault:
+        raise _bad(path, f"manifest.json {fault}") from None
     version = manifest.get("format_version")
-    if version != FORMAT_VERSION or isinstance(version, bool):
-        raise BadBundle(
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise _bad(
             path,
             f"format version {quote(version)}, this runner reads {FORMAT_VERSION}; build it again "
             "with this version",
@@ -100,8 +126,10 @@ def _listed(manifest: Mapping[str, Any], faults: list[str]) -> dict[str, tuple[s
         return files
     for name, entry in listed.items():
         pure = PurePosixPath(name)
-        plain = name == str(pure) and not pure.is_absolute() and "\\" not in name and "\0" not in name
-        if not plain or ".." in pure.parts or name in (*OUTSIDE, *OPTIONAL, "."):
+        # A surrogate or a control character is not printable and in no name of ours.
+        plain = name == str(pure) and name.isprintable() and "\\" not in name
+        own = name in (*OUTSIDE, *OPTIONAL, ".")
+        if not plain or own or pure.is_absolute() or ".." in pure.parts:
             faults.append(f"manifest.json lists the path {quote(name)}")
             continue
         digest = entry.get("sha256") if isinstance(entry, dict) else None
@@ -113,29 +141,28 @@ def _listed(manifest: Mapping[str, Any], faults: list[str]) -> dict[str, tuple[s
     return files
 
 
-def _present(path: Path, files: Mapping[str, tuple[str, int]], faults: list[str]) -> None:
-    found: set[str] = set()
+def _present(path: Path, files: Files, faults: list[str]) -> None:
+    """The folder holds exactly the listed files and our own, all regular and of the right size."""
+    found: dict[str, int] = {}
     for entry in path.rglob("*"):
         name = entry.relative_to(path).as_posix()
-        if entry.is_symlink():
-            faults.append(f"{quote(name)} is a symbolic link")
-        elif entry.is_file():
-            found.add(name)
-        elif not entry.is_dir():
-            faults.append(f"{quote(name)} is not a regular file")
+        status = entry.lstat()
+        if stat.S_ISREG(status.st_mode):
+            found[name] = status.st_size
+        elif not stat.S_ISDIR(status.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
+            faults.append(f"{quote(name)} is {kind}")
+            found[name] = files[name][1] if name in files else 0
     needed = {*files, *OUTSIDE}
-    faults += [f"{quote(name)} is missing" for name in sorted(needed - found)]
-    extra = found - needed - set(OPTIONAL)
+    faults += [f"{quote(name)} is missing" for name in sorted(needed - set(found))]
+    extra = set(found) - needed - set(OPTIONAL)
     faults += [f"{quote(name)} does not belong to the bundle" for name in sorted(extra)]
-    for name in sorted(found & set(files)):
-        size = (path / name).stat().st_size
-        if size != files[name][1]:
-            faults.append(f"{quote(name)} has {size} bytes instead of {files[name][1]}")
+    for name in sorted(set(found) & set(files)):
+        if found[name] != files[name][1]:
+            faults.append(f"{quote(name)} has {found[name]} bytes instead of {files[name][1]}")
 
 
-def _contents(
-    path: Path, files: Mapping[str, tuple[str, int]], recheck: bool, faults: list[str]
-) -> None:
+def _contents(path: Path, files: Files, recheck: bool, faults: list[str]) -> None:
     remembered = Remembered()
     total = 0
     for name in sorted(files, key=lambda n: (files[n][1], n)):
@@ -145,7 +172,11 @@ def _contents(
         file = path / name
         if large and not recheck and remembered.holds(file, digest):
             continue
-        found = file_hash(file)
+        try:
+            found = file_hash(file)
+        except OSError as error:
+            faults.append(f"{quote(name)} cannot be read ({error.strerror})")
+            continue
         if found != digest:
             faults.append(f"{quote(name)} has hash {found[:12]} instead of {digest[:12]}")
         elif large:
@@ -155,7 +186,7 @@ def _contents(
 def _verdict(path: Path, identity: str, faults: list[str]) -> dict[str, Any]:
     verdict = _signed(path, "verdict.json", identity, faults)
     if verdict and verdict.get("outcome") not in OUTCOMES:
-        faults.append(f"verdict.json has the outcome {quote(verdict.get('outcome'))}")
+        faults.append(f"verdict.json has the outcome {quote(verdict.get('outcome'), 40)}")
     if (path / "costs.json").exists():
         _signed(path, "costs.json", identity, faults)
     return verdict
@@ -164,7 +195,7 @@ def _verdict(path: Path, identity: str, faults: list[str]) -> dict[str, Any]:
 def _signed(path: Path, name: str, identity: str, faults: list[str]) -> dict[str, Any]:
     """A file outside the manifest that names the bundle and carries the hash of its own content."""
     try:
-        content: dict[str, Any] = read_json(path / name)
+        content: dict[str, Any] = read_json(path / name, MAX_MANIFEST)
     except JsonFault as fault:
         faults.append(f"{name} {fault}")
         return {}
@@ -172,80 +203,8 @@ def _signed(path: Path, name: str, identity: str, faults: list[str]) -> dict[str
     rest = {key: value for key, value in content.items() if key != "sha256"}
     digest = hashlib.sha256(canonical_json(rest)).hexdigest()
     if own != digest:
-        faults.append(f"{name} was changed: its content has hash {digest[:12]}, it says {quote(own)}")
+        said = quote(own, 16)
+        faults.append(f"{name} was changed: its content has hash {digest[:12]}, it says {said}")
     elif content.get("bundle") != identity:
-        faults.append(f"{name} is of another bundle: {quote(content.get('bundle'))[:14]}")
+        faults.append(f"{name} is of another bundle: {quote(content.get('bundle'), 16)}")
     return content
-
-
-def _shape(
-    path: Path, manifest: Mapping[str, Any], files: Mapping[str, tuple[str, int]], faults: list[str]
-) -> None:
-    """The parts of the manifest the runner relies on have the types it relies on."""
-    for key, kind in (
-        ("target", str), ("engine", str), ("context", int), ("units", dict), ("weights", dict),
-        ("model", dict), ("dtype", str),
-    ):  # fmt: skip
-        if type(manifest.get(key)) is not kind:
-            faults.append(f"manifest.json: {key} is {quote(manifest.get(key))}")
-    if faults:
-        return
-    for name, unit in manifest["units"].items():
-        if not isinstance(unit, dict) or unit.get("file") not in files:
-            faults.append(f"manifest.json: Unit {quote(name)} has no file in the bundle")
-    for name, weight in manifest["weights"].items():
-        if not _weight_fits(weight, files):
-            faults.append(f"manifest.json: weight {quote(name)} lies outside the bundle's files")
-
-
-def _weight_fits(weight: Any, files: Mapping[str, tuple[str, int]]) -> bool:
-    if not isinstance(weight, dict) or weight.get("file") not in files:
-        return False
-    offset, shape = weight.get("offset"), weight.get("shape")
-    sizes = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
-    size = sizes.get(str(weight.get("dtype")))
-    if type(offset) is not int or not isinstance(shape, list) or size is None:
-        return False
-    for n in shape:
-        if type(n) is not int or n < 0:
-            return False
-        size *= n
-    return 0 <= offset and offset + size <= files[weight["file"]][1]
-
-
-def _versions(accepts: Any) -> list[str]:
-    """Faults of installed packages outside the ranges (">=1.24,<2") the bundle accepts."""
-    if not isinstance(accepts, dict):
-        return ["manifest.json: accepts is missing"]
-    faults = []
-    for package, span in accepts.items():
-        try:
-            found = metadata.version(str(package))
-        except metadata.PackageNotFoundError:
-            faults.append(f"needs {package} {span}, which is not installed; pip install '{package}{span}'")
-            continue
-        if not _inside(found, str(span)):
-            faults.append(
-                f"{package} {found} is installed, the bundle accepts {span}; "
-                f"pip install '{package}{span}'"
-            )
-    return faults
-
-
-def _inside(version: str, span: str) -> bool:
-    have = _release(version)
-    for part in span.split(","):
-        match = re.fullmatch(r"\s*(>=|<|==)\s*([0-9.]+)\s*", part)
-        if match is None:
-            return False
-        bound = _release(match[2])
-        width = max(len(have), len(bound))
-        a, b = have + (0,) * (width - len(have)), bound + (0,) * (width - len(bound))
-        if not {">=": a >= b, "<": a < b, "==": a == b}[match[1]]:
-            return False
-    return True
-
-
-def _release(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(x) for x in match[0].split(".")) if match else ()

@@ -34,6 +34,8 @@ class OrtEngine:
 
     def run(self, unit: str, feeds: Arrays, outputs: Sequence[str] | None = None) -> Arrays:
         """Runs one Unit; feeds that are contiguous are passed without a copy."""
+        if unit not in self._sessions:
+            raise EngineFailed(unit=unit, reason="the bundle has no such Unit")
         session, names = self._sessions[unit]
         wanted = names if outputs is None else list(outputs)
         try:
@@ -46,7 +48,10 @@ class OrtEngine:
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        # Threads of one session would go on spinning while the next session needs the cores.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        # What it would log is in the exception, and stderr is ours.
+        options.log_severity_level = 4
         if name not in PREPACKED:
             options.add_session_config_entry("session.disable_prepacking", "1")
         for weight in unit["weights"]:

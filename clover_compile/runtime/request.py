@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from clover_compile.runtime.engine import Sizes
 from clover_compile.runtime.errors import AutoNeedsCosts, Faults
 from clover_compile.runtime.pick import Sampling
 from clover_compile.runtime.rules import GenerationRules
+from clover_compile.runtime.strict_json import quote
 
 WAYS = ("denoise", "causal", "self-speculate")
 ACCEPT = ("release", "exact")
 MAX_WIDTH = 256
+MAX_FAULTS = 8
+"""Faults of a prompt that are told; one wrong file can hold thousands."""
 
 DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 256, "decode": "denoise", "accept": "release", "width": 16,
@@ -55,7 +59,7 @@ def check(options: dict[str, Any], rules: GenerationRules) -> Request:
     if way == "auto":
         raise AutoNeedsCosts(known=", ".join(WAYS))
     if way not in WAYS:
-        faults.append(f"decode {way!r} is unknown; choose from {', '.join(WAYS)}")
+        faults.append(f"decode {quote(way)} is unknown; choose from {', '.join(WAYS)}")
     else:
         faults += [
             f"{name} has no effect with decode {way!r}; it is for {' and '.join(ways)}"
@@ -63,8 +67,11 @@ def check(options: dict[str, Any], rules: GenerationRules) -> Request:
             if way not in ways and options[name] != DEFAULTS[name]
         ]
     if options["accept"] not in ACCEPT:
-        faults.append(f"accept {options['accept']!r} is unknown; choose from {', '.join(ACCEPT)}")
-    if options["exact"] is True and way == "denoise":
+        accept = quote(options["accept"])
+        faults.append(f"accept {accept} is unknown; choose from {', '.join(ACCEPT)}")
+    if not isinstance(options["exact"], bool):
+        faults.append(f"exact must be True or False, not {quote(options['exact'])}")
+    elif options["exact"] and way == "denoise":
         faults.append("exact allows only decode 'causal' and 'self-speculate'")
     _integers(options, faults)
     _numbers(options, faults)
@@ -73,12 +80,18 @@ def check(options: dict[str, Any], rules: GenerationRules) -> Request:
         raise Faults("request", tuple(faults))
     threshold = rules.threshold if options["threshold"] is None else options["threshold"]
     sampling = Sampling(
-        float(options["temperature"]), options["top_k"], float(options["top_p"]), options["seed"]
-    )
-    return Request(
-        options["max_new_tokens"], way, options["exact"] or options["accept"] == "exact",
-        options["width"], block_size, float(threshold), sampling,
+        float(options["temperature"]), int(options["top_k"]),
+        float(options["top_p"]), int(options["seed"]),
     )  # fmt: skip
+    return Request(
+        int(options["max_new_tokens"]), way, options["exact"] or options["accept"] == "exact",
+        int(options["width"]), block_size, float(threshold), sampling,
+    )  # fmt: skip
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is an integer, Python's or NumPy's; True and False are not."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _integers(options: dict[str, Any], faults: list[str]) -> None:
@@ -88,10 +101,10 @@ def _integers(options: dict[str, Any], faults: list[str]) -> None:
     }  # fmt: skip
     for name, (low, high) in spans.items():
         value = options[name]
-        if isinstance(value, bool) or not isinstance(value, int):
-            faults.append(f"{name} must be a whole number, not {value!r}")
+        if not is_whole(value):
+            faults.append(f"{name} must be a whole number, not {quote(value)}")
         elif not low <= value <= high:
-            faults.append(f"{name} is {value}; must be in {low}..{high}")
+            faults.append(f"{name} is {quote(value)}; must be in {low}..{high}")
 
 
 def _numbers(options: dict[str, Any], faults: list[str]) -> None:
@@ -100,13 +113,18 @@ def _numbers(options: dict[str, Any], faults: list[str]) -> None:
         value = options[name]
         if value is None and DEFAULTS[name] is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            faults.append(f"{name} must be a number, not {value!r}")
-        elif math.isnan(value) or not low <= value <= high:
-            faults.append(f"{name} is {value}; must be in [{low:g}, {high:g}]")
-    if options["top_p"] == 0:
-        faults.append("top_p is 0; must be above 0")
-    if options["temperature"] == 0:
+        if not (is_whole(value) or isinstance(value, (float, np.floating))):
+            faults.append(f"{name} must be a number, not {quote(value)}")
+        elif not low <= value <= high:  # so for NaN
+            faults.append(f"{name} is {quote(value)}; must be in [{low:g}, {high:g}]")
+        elif name == "top_p" and value == 0:
+            faults.append("top_p is 0; must be above 0")
+        elif name == "temperature" and value == 0:
+            _nothing_to_draw(options, faults)
+
+
+def _nothing_to_draw(options: dict[str, Any], faults: list[str]) -> None:
+    if options["decode"] != "self-speculate":  # there they are refused with temperature itself
         faults += [
             f"{name} has no effect at temperature 0"
             for name in ("top_k", "top_p", "seed")
@@ -118,39 +136,49 @@ def _block_size(options: dict[str, Any], rules: GenerationRules, faults: list[st
     size = options["block_size"]
     if size is None:
         return rules.block_size
-    if isinstance(size, bool) or not isinstance(size, int):
-        faults.append(f"block_size must be a whole number, not {size!r}")
+    if not is_whole(size):
+        faults.append(f"block_size must be a whole number, not {quote(size)}")
     elif size < 1 or rules.block_size % size:
-        faults.append(f"block_size {size} does not divide the trained block of {rules.block_size}")
+        faults.append(
+            f"block_size {quote(size)} does not divide the trained block of {rules.block_size}"
+        )
     else:
-        return size
+        return int(size)
     return rules.block_size
 
 
 def check_prompt(
-    ids: Sequence[Any], request: Request, sizes: Sizes, rules: GenerationRules, used: int, context: int
-) -> None:
-    """Checks prompt ids and that prompt and response fit; raises Faults."""
-    faults: list[str] = []
-    if not ids:
-        faults.append("the prompt is empty")
+    ids: Sequence[Any], request: Request | None,
+    sizes: Sizes, rules: GenerationRules, used: int, context: int,
+) -> None:  # fmt: skip
+    """Checks prompt ids and, given a request, that prompt and response fit; raises Faults."""
+    faults = [] if len(ids) else ["the prompt is empty"]
     for i, token in enumerate(ids):
-        if isinstance(token, bool) or not isinstance(token, int):
-            faults.append(f"prompt id {i} is {token!r}, not a whole number")
+        if not is_whole(token):
+            faults.append(f"prompt id {i} is {quote(token)}, not a whole number")
         elif not 0 <= token < sizes.vocab_size:
-            faults.append(f"prompt id {i} is {token}; the vocabulary is 0..{sizes.vocab_size - 1}")
+            faults.append(
+                f"prompt id {i} is {quote(token)}; the vocabulary is 0..{sizes.vocab_size - 1}"
+            )
         elif token == rules.mask_token_id:
             faults.append(f"prompt id {i} is the mask id {token}, which stands for an open row")
-        if len(faults) > 8:
-            faults.append("and maybe more")
+        if len(faults) >= MAX_FAULTS and i + 1 < len(ids):
+            faults.append(f"the ids from {i + 1} on were not checked")
             break
-    block = request.block_size if request.decode == "denoise" else 1
-    whole = -(-request.max_new_tokens // block) * block
-    if not faults and used + len(ids) + whole > context:
-        before = f"{used} committed rows, " if used else ""
-        faults.append(
-            f"{before}{len(ids)} prompt ids and {whole} rows for the response exceed the context of "
-            f"{context}; shorten the prompt or ask for fewer tokens"
-        )
+    if request is not None:
+        _check_room(len(ids), request, used, context, faults)
     if faults:
         raise Faults("request", tuple(faults))
+
+
+def _check_room(
+    prompt: int, request: Request, used: int, context: int, faults: list[str]
+) -> None:
+    block = request.block_size if request.decode == "denoise" else 1
+    whole = -(-request.max_new_tokens // block) * block
+    if used + prompt + whole > context:
+        before = f"{used} committed rows, " if used else ""
+        faults.append(
+            f"{before}{prompt} prompt ids and {whole} rows for the response exceed the context of "
+            f"{context}; shorten the prompt or ask for fewer tokens"
+        )

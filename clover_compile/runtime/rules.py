@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from clover_compile.runtime.errors import Faults
+from clover_compile.runtime.strict_json import quote
+
 
 @dataclass(frozen=True)
 class GenerationRules:
@@ -29,9 +32,43 @@ class GenerationRules:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GenerationRules:
-        """Takes every field by name; raises TypeError for a key too many or too few."""
+        """Takes every field by name; raises Faults for keys and values that are not usable."""
+        faults = _faults(cls, values)
+        if faults:
+            raise Faults("generation.json", tuple(faults))
         return cls(**{**values, "stop_token_ids": tuple(values["stop_token_ids"])})
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
         return {**dataclasses.asdict(self), "stop_token_ids": list(self.stop_token_ids)}
+
+
+def _faults(cls: type[GenerationRules], values: Mapping[str, Any]) -> list[str]:
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    faults = [f"unknown key {quote(key, 40)}" for key in values if key not in known]
+    for name, field in known.items():
+        if name not in values:
+            if field.default is dataclasses.MISSING:
+                faults.append(f"{name} is missing")
+        elif not _usable(name, field.type, values[name]):
+            faults.append(f"{name} is {quote(values[name], 40)}")
+    return faults
+
+
+def _usable(name: str, kind: object, value: object) -> bool:
+    """Whether a JSON value has a field's type and can mean something; `kind` is the annotation."""
+    if name == "stop_token_ids":
+        ids = value if isinstance(value, list | tuple) else []
+        return bool(ids) and all(_whole(one, 0) for one in ids)
+    if kind == "float":
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        top = 1.0 if name == "threshold" else 1e6
+        low = 0.0 if name in ("threshold", "repetition_penalty") else -1e6
+        return number and low <= float(str(value)) <= top
+    if name == "block_size":
+        return _whole(value, 1, 256)
+    return (value is None and name == "think_end_token_id") or _whole(value, 0)
+
+
+def _whole(value: object, low: int, high: int = 2**31 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

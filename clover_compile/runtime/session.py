@@ -13,10 +13,11 @@ from clover_compile.runtime import decode as ways
 from clover_compile.runtime.engine import Array, Clock, Engine, Sizes
 from clover_compile.runtime.errors import Faults
 from clover_compile.runtime.pick import Response
-from clover_compile.runtime.request import Request, check, check_prompt
+from clover_compile.runtime.request import MAX_WIDTH, Request, check, check_prompt, is_whole
 from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.state import State
 from clover_compile.runtime.step import OnStep
+from clover_compile.runtime.strict_json import quote
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages | Sequence[int]
@@ -74,26 +75,37 @@ class Session:
         return State(self.sizes, self.context)
 
     def commit(self, state: State, ids: Sequence[int]) -> Array:
-        """Commits ids; returns fp32 logits [T, V] of all rows; `state` advances."""
-        logits = []
-        for start in range(0, len(ids), ways.COMMIT_ROWS):
-            part = self._rows(ids[start : start + ways.COMMIT_ROWS])
+        """Commits ids; returns fp32 logits [T, V] of all rows; `state` advances.
+
+        Raises Faults or ContextFull, and then nothing was committed.
+        """
+        rows, logits = self._rows(ids), []
+        state.require(rows.shape[1])
+        for start in range(0, rows.shape[1], ways.COMMIT_ROWS):
+            part = rows[:, start : start + ways.COMMIT_ROWS]
             feeds = {"ids": part, "keep": np.array(part.shape[1], np.int32), **state.feeds()}
             new = self.engine.run("commit", feeds)
             state.advance(part.shape[1], new)
             logits.append(new["logits"][0])
-        return np.concatenate(logits) if logits else np.zeros((0, self.sizes.vocab_size), np.float32)
+        return np.concatenate(logits)
 
     def preview(self, state: State, ids: Sequence[int]) -> Array:
-        """One denoising evaluation of a block (mask id where open): fp32 logits [n, V]."""
-        logits: Array = self.engine.run("preview", {"ids": self._rows(ids), **state.feeds()})["logits"]
+        """One denoising evaluation of a block (mask id where open): fp32 logits [n, V].
+
+        Raises Faults or ContextFull for a block that is not usable. `state` stays as it is.
+        """
+        rows = self._rows(ids)
+        if rows.shape[1] > MAX_WIDTH:
+            raise Faults("ids", (f"a block has at most {MAX_WIDTH} rows, not {rows.shape[1]}",))
+        state.require(rows.shape[1])
+        logits: Array = self.engine.run("preview", {"ids": rows, **state.feeds()})["logits"]
         return logits[0]
 
     def _rows(self, ids: Sequence[int]) -> Array:
-        rows = np.array([ids], np.int64)
-        if rows.size == 0 or rows.min() < 0 or rows.max() >= self.sizes.vocab_size:
-            raise Faults("ids", (f"must be one or more of 0..{self.sizes.vocab_size - 1}",))
-        return rows
+        vocab = self.sizes.vocab_size
+        if not len(ids) or not all(is_whole(x) and 0 <= x < vocab for x in ids):
+            raise Faults("ids", (f"must be one or more whole numbers of 0..{vocab - 1}",))
+        return np.array([ids], np.int64)
 
     def generate(
         self,
@@ -127,29 +139,58 @@ class Session:
             "block_size": block_size, "threshold": threshold, "temperature": temperature,
             "top_k": top_k, "top_p": top_p, "seed": seed, "exact": exact,
         }  # fmt: skip
-        request = check(options, self.rules)
-        ids = self._encode(prompt, raw, thinking)
-        used = 0 if state is None else state.length
-        check_prompt(ids, request, self.sizes, self.rules, used, self.context)
+        request, ids = self._checked(options, prompt, raw, thinking, state)
         run = ways.Run(
             engine=Clock(self.engine),
             state=self.new_state() if state is None else state,
             response=Response(self.sizes, self.rules, request.sampling),
-            budget=max_new_tokens,
+            budget=request.max_new_tokens,
             keep_state=state is not None,
             on_step=on_step,
         )
         _decode(run, ids, request)
         return self._generation(run, len(ids))
 
-    def _encode(self, prompt: Prompt, raw: bool, thinking: bool | None) -> list[Any]:
-        if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
+    def _checked(
+        self, options: dict[str, Any], prompt: Prompt,
+        raw: bool, thinking: bool | None, state: State | None,
+    ) -> tuple[Request, list[int]]:  # fmt: skip
+        """The checked request and prompt ids; raises Faults with what is wrong of both."""
+        faults: list[str] = []
+        request, ids, used = None, list[int](), 0
+        try:
+            request = check(options, self.rules)
+        except Faults as error:
+            faults += error.faults
+        if isinstance(state, State):
+            used = state.length
+        elif state is not None:
+            faults.append(f"state must come from new_state or fork, not be {quote(state)}")
+        try:
+            ids = self._encode(prompt, raw, thinking)
+            context = self.context if state is None else min(self.context, state.context)
+            check_prompt(ids, request, self.sizes, self.rules, used, context)
+        except Faults as error:
+            faults += error.faults
+        if faults or request is None:
+            raise Faults("request", tuple(faults))
+        return request, ids
+
+    def _encode(self, prompt: Prompt, raw: bool, thinking: bool | None) -> list[int]:
+        if thinking is not None and not isinstance(thinking, bool):
+            raise Faults("request", (f"thinking must be True or False, not {quote(thinking)}",))
+        if not isinstance(prompt, (str, Sequence, np.ndarray)):
+            kinds = "a string, a list of messages or a list of ids"
+            raise Faults("request", (f"the prompt must be {kinds}, not {quote(prompt)}",))
+        if len(prompt) == 0:
+            raise Faults("request", ("the prompt is empty",))
+        if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
             if self.text is None:
                 raise Faults("request", ("this session has no tokenizer; give ids",))
             return self.text.encode(prompt, raw=raw, thinking=thinking)  # type: ignore[arg-type]
         if raw or thinking is not None:
             raise Faults("request", ("raw and thinking have no effect on a prompt of ids",))
-        return [int(x) if isinstance(x, np.integer) else x for x in prompt]
+        return [int(x) if isinstance(x, np.integer) else x for x in prompt]  # type: ignore[misc]
 
     def _generation(self, run: ways.Run, prompt_tokens: int) -> Generation:
         ids, counts = run.response.ids, run.counts

@@ -37,22 +37,26 @@ class State:
         }
 
     def feeds(self) -> Arrays:
-        """What a Unit that reads the state is given."""
-        views = {name: buffer[:, : self.length] for name, buffer in self._cache.items()}
-        return {"length": scalar(self.length), **self._recurrent, **views}
+        """What a Unit that reads the state is given: read-only views, so none can write to it."""
+        views = {name: _view(buffer[:, : self.length]) for name, buffer in self._cache.items()}
+        return {"length": scalar(self.length), **self.recurrent(), **views}
 
     def recurrent(self) -> Arrays:
         """Ring and S alone, what `replay` is given."""
-        return dict(self._recurrent)
+        return {name: _view(array) for name, array in self._recurrent.items()}
+
+    def require(self, rows: int) -> None:
+        """Raises ContextFull unless `rows` more rows fit."""
+        if self.length + rows > self.context:
+            raise ContextFull(needed=self.length + rows, context=self.context)
 
     def advance(self, rows: int, new: Arrays) -> None:
         """Takes the outputs of a commit, or those of a replay and its verify, over `rows` rows.
 
         Raises ContextFull, and then nothing has changed.
         """
+        self.require(rows)
         stop = self.length + rows
-        if stop > self.context:
-            raise ContextFull(needed=stop, context=self.context)
         self._grow(stop)
         for name, buffer in self._cache.items():
             buffer[:, self.length : stop] = new[f"{name}.new"][:, :rows]
@@ -76,6 +80,12 @@ class State:
                 wide = np.zeros((1, more, *buffer.shape[2:]), np.float32)
                 wide[:, : self.length] = buffer[:, : self.length]
                 self._cache[name] = wide
+
+
+def _view(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _copy(buffer: Array, rows: int) -> Array:

@@ -44,12 +44,20 @@ def read_json(path: Path, limit: int = MAX_BYTES) -> dict[str, object]:
 
 
 def parse_json(data: bytes) -> dict[str, object]:
-    """Parse one JSON object or raise JsonFault.
+    """Parse one JSON object; raises JsonFault."""
+    value = parse_value(data)
+    if not isinstance(value, dict):
+        raise JsonFault(f"must hold a JSON object, not {quote(value)}")
+    return value
+
+
+def parse_value(data: bytes) -> object:
+    """Parse one JSON value or raise JsonFault.
 
     UTF-8, finite numbers, no key twice, at most MAX_DEPTH levels.
     """
     try:
-        value = json.loads(
+        value: object = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=_object,
             parse_constant=_constant,
@@ -63,8 +71,6 @@ def parse_json(data: bytes) -> dict[str, object]:
         raise JsonFault(f"is not valid JSON ({error.msg}, {where})") from None
     except RecursionError:
         raise JsonFault(f"is nested deeper than {MAX_DEPTH} levels") from None
-    if not isinstance(value, dict):
-        raise JsonFault(f"must hold a JSON object, not {quote(value)}")
     _check_depth(value)
     return value
 

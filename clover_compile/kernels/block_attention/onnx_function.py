@@ -108,4 +108,5 @@ def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxF
         open = Sigmoid(gate)
         y = Mul(mixed, open)"""
     name = "CausalAttention" if constants["causal"] else "BlockAttention"
-    return build(name, _PARAMETERS, ("y", "new_k", "new_v"), body, returns=(0, 1, 2))
+    outputs = ("y", "new_k", "new_v")
+    return build(name, _PARAMETERS, outputs, body, returns=(0, 1, 2), kernels=("Attention",))

@@ -14,6 +14,8 @@ _PARAMETERS = (
     "logit_scale", "history_bias", "history_c", "norm",
 )  # fmt: skip
 
+_REASON = "ONNX Runtime has no attention kernel with a history slot whose value differs by row"
+
 
 def _window(width: int) -> str:
     """full = [ring | block | zeros]: taps past the block's end contribute nothing."""
@@ -93,4 +95,7 @@ def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxF
         o_major = Transpose <perm = [0, 3, 1, 2, 4]> (o_group)
         {gated_norm("o_major", heads, dv, constants["eps"])}"""
     body = f"one = {ints(1)}\n{body}"
-    return build("GdnPreview", _PARAMETERS, ("y",), body, returns=(0,))
+    return build(
+        "GdnPreview", _PARAMETERS, ("y",), body,
+        returns=(0,), kernels=("MatMul", "Softmax"), reason=_REASON,
+    )  # fmt: skip

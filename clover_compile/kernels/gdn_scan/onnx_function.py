@@ -11,9 +11,11 @@ from clover_compile.kernels.gdn_scan.onnx_parts import (
     gated_norm,
     unit_heads,
 )
-from clover_compile.kernels.onnx_text import OnnxFunction, Shape, build, floats, ints, number
+from clover_compile.kernels.onnx_text import OnnxFunction, Shape, build, ints, number
 
 _PARAMETERS = ("u", "z", "b", "a", "ring", "state", "conv", "decay", "dt_bias", "norm", "rows")
+
+_KERNELS = ("com.microsoft:LinearAttention",)
 
 
 def _ring(taps: int, replay: bool) -> str:
@@ -71,10 +73,30 @@ def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxF
         {convolution("full", "conv", taps, "mixed")}
         {unit_heads("mixed", key_heads, heads, dk, dv)}
         {_gates(replay)}
-        {delta_rule(key_heads, heads, dk)}"""
+        flat = {ints(0, 0, -1)}
+        {delta_rule(key_heads, heads, dk, dk**-0.5, "v", "gate", "rate")}"""
     names = tuple(name for name in _PARAMETERS if name in inputs)
     if "z" not in inputs:
         unused = tuple(name for name in names if name != "norm")
-        return build("GdnReplay", unused, ("new_ring", "new_state"), body, returns=(1, 2))
+        outputs = ("new_ring", "new_state")
+        return build("GdnReplay", unused, outputs, body, returns=(1, 2), kernels=_KERNELS)
     body += gated_norm("o", heads, dv, constants["eps"])
-    return build("GdnScan", names, ("y", "new_ring", "new_state"), body, returns=(0, 1, 2))
+    outputs = ("y", "new_ring", "new_state")
+    return build("GdnScan", names, outputs, body, returns=(0, 1, 2), kernels=_KERNELS)
+
+
+def primitive(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
+    """DeltaRule: clover::delta_rule alone, as an unfused graph holds it."""
+    key_heads, dk = inputs["q"][2:]
+    heads, dv = inputs["v"][2:]
+    assert key_heads and heads and dk and dv
+    body = f"""
+        v_flat = Reshape(v, flat)
+        {delta_rule(key_heads, heads, dk, 1.0, "v_flat", "g", "beta")}
+        o_shape = {ints(0, 0, heads, dv)}
+        o_heads = Reshape(o, o_shape)"""
+    body = f"flat = {ints(0, 0, -1)}\n{body}"
+    names = ("q", "k", "v", "g", "beta", "state")
+    return build(
+        "DeltaRule", names, ("o_heads", "new_state"), body, returns=(0, 1), kernels=_KERNELS
+    )

@@ -41,24 +41,25 @@ def unit_heads(source: str, key_heads: int, heads: int, dk: int, dv: int) -> str
         q, k = Split <axis = 2> (qk_unit, head_sizes)"""
 
 
-def delta_rule(key_heads: int, heads: int, dk: int) -> str:
-    """o [B, T, HV * DV] and new_state from q, k, v, gate, rate and state."""
-    repeat = heads // key_heads
+def delta_rule(
+    key_heads: int, heads: int, dk: int, scale: float, v: str, gate: str, rate: str
+) -> str:
+    """o [B, T, HV * DV] and new_state from q, k [B, T, HK, DK], v [B, T, HV * DV], log-decay and
+    beta [B, T, HV] and the state; q is multiplied by `scale`. Uses `flat`, the shape (0, 0, -1)."""
     expand = "k_all = Identity(k)"
-    if repeat > 1:
+    if heads > key_heads:
         expand = f"""
             k_axis = {ints(3)}
             k_column = Unsqueeze(k, k_axis)
-            k_copies = {ints(1, 1, 1, repeat, 1)}
+            k_copies = {ints(1, 1, 1, heads // key_heads, 1)}
             k_all = Expand(k_column, k_copies)"""
     return f"""
-        flat = {ints(0, 0, -1)}
         q_flat = Reshape(q, flat)
         {expand}
         k_flat = Reshape(k_all, flat)
         o, new_state = com.microsoft.LinearAttention <update_rule = "gated_delta",
-            q_num_heads = {key_heads}, kv_num_heads = {heads}, scale = {dk**-0.5!r}>
-            (q_flat, k_flat, v, state, gate, rate)"""
+            q_num_heads = {key_heads}, kv_num_heads = {heads}, scale = {scale!r}>
+            (q_flat, k_flat, {v}, state, {gate}, {rate})"""
 
 
 def gated_norm(source: str, heads: int, dv: int, eps: float) -> str:

@@ -17,6 +17,8 @@ _UNROUTED = -1e30
 INTERLEAVED = "interleaved"
 """Layout of gate_up [E, 2I, H]: row 2i is gate row i, row 2i + 1 is up row i."""
 
+_KERNELS = ("com.microsoft:MoE",)
+
 
 def _whole(experts: int) -> str:
     """Without a coreset every expert competes."""
@@ -83,6 +85,13 @@ def _route(experts: int, top_k: int) -> str:
         logits = Reshape(logits_rows, logits_shape)"""
 
 
+def _experts(top_k: int) -> str:
+    return f"""
+        routed = com.microsoft.MoE <activation_type = "swiglu", swiglu_fusion = 1, k = {top_k},
+            activation_alpha = 1.0, activation_beta = 0.0, normalize_routing_weights = 1>
+            (x, logits, gate_up, , down)"""
+
+
 def _shared(width: int) -> str:
     return f"""
         shared_both = com.microsoft.FusedMatMul <transB = 1> (x, shared_gate_up)
@@ -104,11 +113,36 @@ def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxF
     body = f"""
         {inside}
         {_route(experts, top_k)}
-        routed = com.microsoft.MoE <activation_type = "swiglu", swiglu_fusion = 1, k = {top_k},
-            activation_alpha = 1.0, activation_beta = 0.0, normalize_routing_weights = 1>
-            (x, logits, gate_up, , down)
+        {_experts(top_k)}
         {_shared(width)}
         y = Add(routed, shared)"""
-    name = "CoresetMoe" if block else "Moe"
-    layouts = {"gate_up": INTERLEAVED}
-    return build(name, _PARAMETERS, ("y", "kept"), body, returns=(0, 1), layouts=layouts)
+    return build(
+        "CoresetMoe" if block else "Moe", _PARAMETERS, ("y", "kept"), body,
+        returns=(0, 1), kernels=_KERNELS, layouts={"gate_up": INTERLEAVED},
+    )  # fmt: skip
+
+
+def primitive(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
+    """RoutedExperts: clover::routed_experts alone, as an unfused graph holds it.
+
+    Its weights of a row add up to 1, so their logarithms serve as logits.
+    """
+    experts, top_k = inputs["gate_up"][0], inputs["weight"][1]
+    assert experts and top_k
+    body = f"""
+        nothing = {number(0)}
+        usable = Greater(weight, nothing)
+        weight_log = Log(weight)
+        unrouted = {number(_UNROUTED)}
+        chosen_logit = Where(usable, weight_log, unrouted)
+        rows = Shape <start = 0, end = 1> (x)
+        experts = {ints(experts)}
+        logits_shape = Concat <axis = 0> (rows, experts)
+        logits_none = Expand(unrouted, logits_shape)
+        logits = ScatterElements <axis = -1> (logits_none, expert, chosen_logit)
+        {_experts(top_k)}"""
+    names = ("x", "expert", "weight", "gate_up", "down")
+    return build(
+        "RoutedExperts", names, ("routed",), body,
+        returns=(0,), kernels=_KERNELS, layouts={"gate_up": INTERLEAVED},
+    )  # fmt: skip

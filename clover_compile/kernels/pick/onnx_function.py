@@ -14,6 +14,8 @@ _PARAMETERS = (
     "logits", "counts", "row0", "close_open", "scalars", "draft", "running", "noise", "allow",
 )  # fmt: skip
 
+_REASON = "standard operators; ONNX Runtime has no kernel for response processing"
+
 
 def _rows() -> str:
     """earlier [B, n, n]: whether row j counts draft i; position [B, n, 1] fp32."""
@@ -265,4 +267,7 @@ def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxF
         {_entropy(vocab)}"""
     names = tuple(name for name in _PARAMETERS if name in inputs)
     outputs = ("ids", "confidence", "p_draft", "entropy")
-    return build("Pick", names, outputs, body, returns=(0, 1, 2, 3))
+    return build(
+        "Pick", names, outputs, body,
+        returns=(0, 1, 2, 3), kernels=("Softmax", "ScatterElements"), reason=_REASON,
+    )  # fmt: skip

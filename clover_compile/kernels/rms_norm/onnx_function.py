@@ -13,10 +13,15 @@ def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxF
     eps = constants["eps"]
     if "residual" not in inputs:
         body = f"normed = RMSNormalization <axis = -1, epsilon = {eps!r}> (x, weight)"
-        return build("RmsNorm", ("x", "weight"), ("normed",), body, returns=(1,))
+        return build(
+            "RmsNorm", ("x", "weight"), ("normed",), body,
+            returns=(1,), kernels=("RMSNormalization",), aliases={0: "x"},
+        )  # fmt: skip
     body = (
         "normed, mean, deviation, total = com.microsoft.SkipSimplifiedLayerNormalization"
         f" <epsilon = {eps!r}> (x, residual, weight)"
     )
     names = ("x", "residual", "weight")
-    return build("AddRmsNorm", names, ("total", "normed"), body, returns=(0, 1))
+    kernels = ("com.microsoft:SkipSimplifiedLayerNormalization",)
+    outputs = ("total", "normed")
+    return build("AddRmsNorm", names, outputs, body, returns=(0, 1), kernels=kernels)

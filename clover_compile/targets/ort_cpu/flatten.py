@@ -1,52 +1,57 @@
-"""A Unit's program with its weights as inputs: the form in which no exporter can touch a weight."""
+"""A Unit's program with its weights as inputs: so no exporter or optimiser can touch a weight."""
 
 from __future__ import annotations
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
     InputKind,
     InputSpec,
     TensorArgument,
 )
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.utils import _pytree as pytree
 
 from clover_compile.unit import Unit
 
 
 def weights_as_inputs(unit: Unit) -> tuple[ExportedProgram, tuple[str, ...]]:
-    """A copy of the Unit's program whose weights are user inputs, and the placeholders' names in
-    order of those inputs: weights first, as they stand, then the Unit's own."""
+    """A copy of the Unit's program in which weights are ordinary inputs.
+
+    Also the names of those inputs in order: a weight by its own name, the others as the Unit calls
+    them.
+    """
     program = unit.program
-    old = program.graph_signature
-    specs = [_as_input(spec, unit) for spec in old.input_specs]
-    signature = ExportGraphSignature(specs, list(old.output_specs))
-    names = [spec.arg.name for spec in specs if spec.kind == InputKind.USER_INPUT]
-    outputs = [spec.arg for spec in old.output_specs]
-    in_spec = pytree.tree_structure((tuple(names), {}))
-    out_spec = pytree.tree_structure(tuple(outputs))
-    calls = ModuleCallSignature(
-        inputs=[TensorArgument(name) for name in names],
-        outputs=outputs,
-        in_spec=in_spec,
-        out_spec=out_spec,
+    specs = [_as_input(spec, unit) for spec in program.graph_signature.input_specs]
+    outputs = list(program.graph_signature.output_specs)
+    places = [spec.arg.name for spec in specs if spec.kind == InputKind.USER_INPUT]
+    own = iter(unit.inputs)
+    names = tuple(
+        unit.weights[place].name if place in unit.weights else next(own) for place in places
+    )
+    # Nothing reads the argument names of the root call; the verifier refuses names that go stale.
+    unnamed = TensorArgument("")
+    root = ModuleCallSignature(
+        inputs=[unnamed] * len(places),
+        outputs=[unnamed] * len(outputs),
+        in_spec=pytree.tree_structure((tuple(places), {})),
+        out_spec=pytree.tree_structure(tuple(unit.outputs)),
     )
     graph = torch.fx.Graph()
-    results = graph.graph_copy(program.graph, {}, return_output_node=True)
-    assert results is not None
-    graph.output(results[0])
+    copied = graph.graph_copy(program.graph, {}, return_output_node=True)
+    assert isinstance(copied, tuple)
+    graph.output(copied[0])
     flat = ExportedProgram(
         root=torch.nn.Module(),
         graph=graph,
-        graph_signature=signature,
+        graph_signature=ExportGraphSignature(specs, outputs),
         state_dict={},
         range_constraints=dict(program.range_constraints),
-        module_call_graph=[ModuleCallEntry("", calls)],
+        module_call_graph=[ModuleCallEntry("", root)],
         constants=dict(program.constants),
     )
-    return flat, tuple(names)
+    return flat, names
 
 
 def _as_input(spec: InputSpec, unit: Unit) -> InputSpec:

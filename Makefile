@@ -1,0 +1,50 @@
+# Everything runs inside .venv, which `setup` makes once and renews when its inputs change.
+PYTHON ?= python3
+# Optional wheel index with a CPU build of torch, e.g. make TORCH_INDEX=<address> demo
+TORCH_INDEX ?=
+# Processes the tests may use.
+JOBS ?= 2
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt \
+       $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint clean
+
+help:
+	@echo "make demo      compile the bundled checkpoint, answer its 20 messages, compare"
+	@echo "make test      style, types, imports, then the tests that are not slow"
+	@echo "make test-all  every test"
+	@echo "make lint      style, types, imports"
+	@echo "make setup     the virtual environment alone (.venv)"
+	@echo "make clean     remove .venv and caches"
+	@echo
+	@echo "Variables: PYTHON=$(PYTHON)  JOBS=$(JOBS)  TORCH_INDEX=<index with a CPU build of torch>"
+
+setup: .venv/.ready
+
+# torch goes first: its local or CPU build then satisfies whatever asks for torch later.
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) -e .[dev]
+	@touch $@
+
+demo: setup
+	$(BIN)/python -m clover_compile.demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: lint
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" tests
+
+test-all: setup
+	$(BIN)/python -m pytest -n $(JOBS) tests
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

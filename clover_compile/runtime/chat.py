@@ -1,0 +1,454 @@
+"""Between text and token ids: the chat template, what text may become a token, and the answer."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Tokenizer
+
+from clover_compile.runtime.errors import BadTokenizer, Faults, TemplateFailed
+from clover_compile.runtime.rules import GenerationRules
+
+Messages = Sequence[Mapping[str, Any]]
+MAX_OUTPUT = 4 * 1024 * 1024
+"""Most UTF-8 bytes a template may write."""
+MAX_DEPTH = 64
+"""Deepest nesting of a message or tool."""
+
+ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+TYPES = frozenset(
+    ("text", "function", "string", "number", "integer", "boolean", "object", "array", "null")
+)
+KEYS = frozenset(
+    (
+        "arguments", "content", "description", "enum", "function", "id", "items", "name",
+        "parameters", "properties", "reasoning_content", "required", "role", "text",
+        "tool_call_id", "tool_calls", "type",
+    )
+)  # fmt: skip
+"""Words templates look up or compare, so they stay as they are."""
+
+_WIDE = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{6}|[*])")
+_LOOKS_AT_KIND = re.compile(r"\bis\s+(?:not\s+)?(?:string|iterable|sequence|mapping)\b")
+
+
+class Text:
+    """A checkpoint's tokenizer and chat template."""
+
+    def __init__(
+        self, tokenizer_json: Path, chat_template: str | None, rules: GenerationRules
+    ) -> None:
+        """Raises BadTokenizer or TemplateFailed if a file is not usable."""
+        self._full, self._plain = _tokenizers(tokenizer_json)
+        self._added = _Added(self._full.get_added_tokens_decoder())
+        self._template = None if chat_template is None else _Template(chat_template)
+        self._stop_ids = frozenset(rules.stop_token_ids)
+        self._think_end = rules.think_end_token_id
+        if self._think_end is None:
+            self._think_end = self._full.token_to_id("</think>")
+        markers = (self._full.token_to_id("<think>"), self._think_end)
+        self._markers = frozenset(x for x in markers if x is not None)
+
+    def encode(
+        self,
+        prompt: str | Messages,
+        raw: bool = False,
+        thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Ids of one user message, of a conversation, or with `raw` of the text as it is.
+
+        Only `raw` text and assistant turns may spell special tokens. `thinking` sets the template's
+        `enable_thinking`. Raises Faults for a prompt that is not usable, TemplateFailed if the
+        template refuses it.
+        """
+        if raw:
+            return self._encode_raw(prompt, thinking, tools)
+        template = self._template
+        if template is None:
+            raise _fault("the checkpoint has no chat template; give the text raw, or ids")
+        if thinking is not None and "enable_thinking" not in template.source:
+            raise _fault("the chat template has no enable_thinking switch; leave thinking out")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        _check_messages(messages)
+        if tools is not None:
+            _check_tools(tools)
+        if not template.takes_parts:
+            messages = [_joined(x) for x in messages]
+        sentinel = _unused_character([template.source, *_strings([messages, tools or []])])
+        marker = _Marker(self._added, sentinel)
+        switch = {} if thinking is None else {"enable_thinking": thinking}
+        rendered = template.render(
+            messages=[x if x["role"] == "assistant" else marker.mark(x) for x in messages],
+            tools=None if tools is None else marker.mark(tools),
+            add_generation_prompt=True,
+            **switch,
+        )
+        return self._encode_rendered(rendered, sentinel)
+
+    def decode(self, ids: Sequence[int]) -> tuple[str, str | None]:
+        """Text and reasoning of a response; reasoning is None unless the end of thinking occurs."""
+        end = len(ids)
+        while end and ids[end - 1] in self._stop_ids:
+            end -= 1
+        kept = list(ids[:end])
+        if self._think_end is None or self._think_end not in kept:
+            return self._decode(kept), None
+        seam = kept.index(self._think_end)
+        return self._decode(kept[seam + 1 :]).lstrip(), self._decode(kept[:seam]).strip()
+
+    def _decode(self, ids: Iterable[int]) -> str:
+        text: str = self._full.decode(
+            [x for x in ids if x not in self._markers], skip_special_tokens=True
+        )
+        return text
+
+    def _encode_raw(
+        self, prompt: str | Messages, thinking: bool | None, tools: object
+    ) -> list[int]:
+        if not isinstance(prompt, str):
+            raise _fault("raw takes one string, not a conversation")
+        if thinking is not None or tools is not None:
+            raise _fault("raw text passes no chat template, so thinking and tools have no effect")
+        if not _is_unicode(prompt):
+            raise _fault("the text holds half of a surrogate pair; give valid Unicode")
+        return list(self._full.encode(prompt, add_special_tokens=False).ids)
+
+    def _encode_rendered(self, rendered: str, sentinel: str) -> list[int]:
+        if not _is_unicode(rendered):
+            raise TemplateFailed(reason="it writes half of a surrogate pair")
+        # A template that prints JSON in ASCII, or a Python literal, spells the sentinel out.
+        rendered = rendered.replace(_spelled(sentinel), sentinel)
+        ids: list[int] = []
+        for text, literal in self._added.split(rendered, sentinel):
+            part = self._plain.encode(text.replace(sentinel, ""), add_special_tokens=False).ids
+            if not self._added.ids.isdisjoint(part):
+                raise _fault("the tokenizer makes an added token of plain text")
+            ids.extend(part)
+            if literal is not None:
+                ids.append(literal)
+        return ids
+
+
+class _Added:
+    """The added tokens, special or not."""
+
+    def __init__(self, tokens: Mapping[int, AddedToken]) -> None:
+        known = {x.content: (i, x) for i, x in tokens.items() if x.content}
+        self._by_content = known
+        self.ids = frozenset(tokens)
+        self.contents = sorted(known, key=len, reverse=True)
+        self.first = frozenset(x[0] for x in known)
+        self.tails = frozenset(x[i:] for x in known for i in range(1, len(x)))
+
+    def split(self, text: str, sentinel: str) -> Iterator[tuple[str, int | None]]:
+        """Plain text and the id of the literal that follows it; None after the last."""
+        start = 0
+        if self.contents:
+            for found in self._pattern(sentinel).finditer(text):
+                token = found.group(int(found.lastindex or 0))
+                yield text[start : found.start()], self._by_content[token][0]
+                start = found.end()
+        yield text[start:], None
+
+    def _pattern(self, sentinel: str) -> re.Pattern[str]:
+        parts = []
+        for content in self.contents:
+            token = self._by_content[content][1]
+            before = (r"\s*" if token.lstrip else "") + (r"(?<!\w)" if token.single_word else "")
+            after = (r"(?!\w)" if token.single_word else "") + (r"\s*" if token.rstrip else "")
+            # A sentinel right behind says that the last character came from the prompt.
+            parts.append(f"{before}({re.escape(content)})(?!{sentinel}){after}")
+        return re.compile("|".join(parts))
+
+
+class _Marker:
+    """Puts a sentinel into prompt text wherever it could be part of an added token."""
+
+    def __init__(self, added: _Added, sentinel: str) -> None:
+        self._added, self._sentinel = added, sentinel
+        self._longest = max(map(len, added.contents), default=0)
+
+    def mark(self, value: Any, key: str = "") -> Any:
+        """The same value with every string in it marked, keys too."""
+        if isinstance(value, str):
+            fixed = {"role": ROLES, "type": TYPES}.get(key, frozenset())
+            return value if value in fixed else self._text(value)
+        if isinstance(value, Mapping):
+            return {k if k in KEYS else self._text(k): self.mark(v, k) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.mark(x, key) for x in value]
+        return value
+
+    def _text(self, text: str) -> str:
+        cuts = {i + 1 for i, x in enumerate(text) if x in self._added.first}
+        # A template may write the start of a token itself, as in `<|{{ role }}|>`.
+        start, end = len(text) - len(text.lstrip()), len(text.rstrip())
+        for stop in range(start + 1, min(start + self._longest, end + 1)):
+            if text[start:stop] in self._added.tails:
+                cuts.add(stop)
+        if 0 < end - start < self._longest:
+            word = text[start:end]
+            if any(word in x for x in self._added.contents):
+                cuts.add(end)
+        if not cuts:
+            return text
+        stops = [0, *sorted(cuts), len(text)]
+        return self._sentinel.join(text[a:b] for a, b in itertools.pairwise(stops))
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what training learns; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Code(CodeGenerator):
+    """Lets `~` pass the environment's own limit, as captured blocks do."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.concat(map(str, (")
+        for item in node.nodes:
+            self.visit(item, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """A sandbox that also refuses the usual ways to fill the memory with one short expression."""
+
+    code_generator_class = _Code
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """Joined parts; raises TemplateError if they are too long."""
+        kept = list(parts)
+        if sum(map(len, kept)) > MAX_OUTPUT:
+            raise jinja2.TemplateError("a text grows too large")
+        return "".join(kept)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        sizes = [len(x) for x in (left, right) if isinstance(x, str | list | tuple)]
+        numbers = [abs(x) for x in (left, right) if isinstance(x, int)]
+        power = operator == "**" and max(numbers, default=0) > 1 << 16
+        power = power or any(x.bit_length() > 1 << 16 for x in numbers)
+        times = operator == "*" and sum(sizes) * max(numbers, default=0) > MAX_OUTPUT
+        wide = operator == "%" and isinstance(left, str) and _WIDE.search(left) is not None
+        if power or times or wide or (operator == "+" and sum(sizes) > MAX_OUTPUT):
+            raise jinja2.TemplateError(f"the operation {operator} makes too large a value")
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _check_arguments(args, kwargs)
+        return super().call(context, obj, *args, **kwargs)
+
+
+class _Template:
+    """A compiled chat template."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        # Without such a question the template would print a list of parts as a Python literal.
+        self.takes_parts = _LOOKS_AT_KIND.search(source) is not None
+        env = _Sandbox(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+            optimized=False,
+        )
+        env.filters["tojson"] = _tojson
+        for name in ("center", "indent", "wordwrap", "batch", "slice"):
+            env.filters[name] = _guarded(env.filters[name])
+        env.globals["raise_exception"] = _raise_exception
+        env.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = env.from_string(source)
+        except Exception as error:  # the compiler meets arbitrary text
+            raise TemplateFailed(reason=_one_line(error)) from error
+
+    def render(self, **values: Any) -> str:
+        """The text the template writes; raises TemplateFailed for any fault in it."""
+        parts, size = [], 0
+        try:
+            for part in self._template.generate(**values):
+                size += len(part.encode("utf-8", "surrogatepass"))
+                if size > MAX_OUTPUT:
+                    raise TemplateFailed(reason=f"it writes more than {MAX_OUTPUT} bytes")
+                parts.append(part)
+        except TemplateFailed:
+            raise
+        except Exception as error:  # a template can raise anything an expression can
+            raise TemplateFailed(reason=_one_line(error)) from error
+        return "".join(parts)
+
+
+def _tokenizers(path: Path) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizer, and the same without any added token."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values |= {"truncation": None, "padding": None}
+        full = Tokenizer.from_str(json.dumps(values))
+        values |= {"added_tokens": [], "post_processor": None}
+        return full, Tokenizer.from_str(json.dumps(values))
+    except Exception as error:  # the library raises plain Exception
+        raise BadTokenizer(path=path, reason=_one_line(error)) from error
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list | tuple) or not messages:
+        raise _fault("must be a string or a list of messages")
+    faults = [x for i, m in enumerate(messages) for x in _message_faults(f"message {i}", m)]
+    if faults:
+        raise Faults("prompt", tuple(faults))
+
+
+def _message_faults(where: str, message: object) -> Iterator[str]:
+    if not isinstance(message, Mapping):
+        yield f"{where}: must be an object with role and content"
+        return
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        yield f"{where}: role must be a string such as 'user'"
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        for i, part in enumerate(content):
+            text = part.get("text") if isinstance(part, Mapping) else None
+            if not isinstance(text, str) or part.get("type", "text") != "text":
+                yield f"{where}: content part {i}: must be {{'type': 'text', 'text': ...}}"
+    elif not (isinstance(content, str) or (content is None and message.get("tool_calls"))):
+        yield f"{where}: content must be a string or a list of text parts"
+    yield from _value_faults(where, message)
+
+
+def _check_tools(tools: object) -> None:
+    if not isinstance(tools, list | tuple) or not all(isinstance(x, Mapping) for x in tools):
+        raise _fault("tools must be a list of objects")
+    faults = tuple(_value_faults("tools", tools))
+    if faults:
+        raise Faults("prompt", faults)
+
+
+def _value_faults(where: str, value: object, depth: int = 0) -> Iterator[str]:
+    if depth > MAX_DEPTH:
+        yield f"{where}: nested deeper than {MAX_DEPTH}"
+    elif isinstance(value, str):
+        if not _is_unicode(value):
+            yield f"{where}: holds half of a surrogate pair; give valid Unicode"
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                yield f"{where}: key {_one_line(repr(key))} is not a string"
+            else:
+                yield from _value_faults(where, key, depth + 1)
+            yield from _value_faults(where, item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _value_faults(where, item, depth + 1)
+    elif not (value is None or isinstance(value, bool | int | float)):
+        yield f"{where}: a {type(value).__name__} is not a JSON value"
+
+
+def _joined(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return message
+    return {**message, "content": "".join(x["text"] for x in content)}
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+
+
+def _unused_character(texts: Iterable[str]) -> str:
+    """A private-use character that no text holds, not even spelled as an escape."""
+    everything = "\n".join(texts)
+    used = set(everything) | {chr(int(x, 16)) for x in re.findall(r"u(e[0-9a-f]{3})", everything)}
+    for code in range(0xE000, 0xF000):
+        if chr(code) not in used:
+            return chr(code)
+    raise _fault("the text uses every private-use character from U+E000 to U+EFFF")
+
+
+def _spelled(character: str) -> str:
+    return f"\\u{ord(character):04x}"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _fault(text: str) -> Faults:
+    return Faults("prompt", (text,))
+
+
+def _one_line(error: object) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.encode("ascii", "backslashreplace").decode()[:200]
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes HTML, which no model was trained on.
+    _check_arguments((indent,), {})
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """A width is the one argument with which a small call makes a large value."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, int) and abs(value) > MAX_OUTPUT:
+            raise jinja2.TemplateError(f"the argument {value} is too large")
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        _check_arguments(args, kwargs)
+        return function(*args, **kwargs)
+
+    for name, value in vars(function).items():
+        setattr(guarded, name, value)
+    return guarded
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

@@ -1,0 +1,191 @@
+"""The command line of the runner, shared by `clover-compile run` and a bundle's runner.pyz."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clover_compile.runtime.errors import BadPrompt, CloverError, MissingPackage
+from clover_compile.runtime.strict_json import JsonFault, parse_value, quote, read_file
+from clover_compile.runtime.terminal import one_line, printable
+
+if TYPE_CHECKING:
+    from clover_compile.runtime.live import Live
+    from clover_compile.runtime.session import Generation, Prompt, Session
+
+INTERRUPTED, PIPE_CLOSED = 130, 141
+"""128 + the number of the signal, as a shell reports them."""
+
+MAX_MESSAGES = 16 << 20
+"""Most bytes of a --messages file."""
+
+FORWARDED = (
+    "max_new_tokens", "decode", "accept", "width", "block_size", "threshold", "temperature",
+    "top_k", "top_p", "seed", "thinking", "exact", "raw",
+)  # fmt: skip
+"""Options handed on to `Session.generate` when they are given."""
+
+
+def main(argv: Sequence[str], bundle: Path | None = None, prog: str = "clover-compile run") -> int:
+    """Runs one command line and returns its exit status; never raises.
+
+    With `bundle` the command line names none, and that bundle may load its own native code.
+    """
+    debug = "--debug" in argv
+    try:
+        _run(argv, bundle, prog)
+        sys.stdout.flush()
+        return 0
+    except SystemExit as end:  # argparse printed its help or its complaint
+        return int(end.code or 0)
+    except BrokenPipeError:
+        # The reader left. Nothing more can be said; keep Python from trying at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        _complain(prog, "interrupted")
+        return INTERRUPTED
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            _complain(prog, _words(error))
+        return error.exit_status if isinstance(error, CloverError) else 1
+
+
+def _run(argv: Sequence[str], bundle: Path | None, prog: str) -> None:
+    try:
+        from clover_compile.runtime.arguments import parser
+
+        arguments = parser(prog, with_bundle=bundle is None).parse_args(argv)
+        path = Path(arguments.bundle) if bundle is None else bundle
+        prompt = _prompt(arguments)
+        allow_native = arguments.allow_native or bundle is not None
+        session = _load(path, arguments.unverified, allow_native)
+    except ModuleNotFoundError as error:
+        raise _missing(error, bundle) from error
+    chosen = {name: getattr(arguments, name) for name in FORWARDED if hasattr(arguments, name)}
+    live = _live(session) if arguments.live else None
+    try:
+        answer = session.generate(prompt, on_step=live, **chosen)
+    finally:
+        if live is not None:
+            live.close()
+    if arguments.json:
+        print(json.dumps(_object(answer), allow_nan=False))
+        return
+    _print_answer(answer)
+    print(_summary(answer), file=sys.stderr)
+
+
+def _load(path: Path, unverified: bool, allow_native: bool) -> Session:
+    from clover_compile.runtime.session import Session
+
+    return Session.load(path, unverified=unverified, allow_native=allow_native)
+
+
+def _missing(error: ModuleNotFoundError, bundle: Path | None) -> Exception:
+    if (error.name or "").split(".")[0] == "clover_compile":
+        return error
+    requirements = (bundle or Path("BUNDLE")) / "requirements.txt"
+    return MissingPackage(package=error.name, requirements=requirements)
+
+
+def _prompt(arguments: argparse.Namespace) -> Prompt:
+    """The prompt the command line names: text, a conversation, or ids."""
+    if arguments.prompt is not None:
+        text: str = arguments.prompt
+        return text
+    if arguments.prompt_ids is not None:
+        return _ids(arguments.prompt_ids)
+    return _messages(Path(arguments.messages))
+
+
+def _ids(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not (part.isascii() and part.isdigit() and len(part) <= 10):
+            raise BadPrompt(where="--prompt-ids", reason=f"{quote(part, 40)} is not a token id")
+    return [int(part) for part in parts]
+
+
+def _messages(path: Path) -> Sequence[dict[str, Any]]:
+    """The conversation in a file: a JSON array of messages, each {role, content}."""
+    where = one_line(f"--messages {path}")
+    try:
+        messages = parse_value(read_file(path, MAX_MESSAGES))
+    except JsonFault as fault:
+        raise BadPrompt(where=where, reason=fault) from None
+    if not isinstance(messages, list) or not messages:
+        reason = 'must hold a JSON array such as [{"role": "user", "content": "Hello"}]'
+        raise BadPrompt(where=where, reason=reason)
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            reason = f"message {number} must be an object, not {quote(message, 40)}"
+            raise BadPrompt(where=where, reason=reason)
+    return messages
+
+
+def _live(session: Session) -> Live:
+    from clover_compile.runtime.live import Live
+
+    text = session.text
+    assert text is not None
+    # The answer goes to stdout, so what moves is drawn on stderr.
+    return Live(sys.stderr, lambda ids: text.decode(ids)[0], session.rules.mask_token_id)
+
+
+def _object(answer: Generation) -> dict[str, Any]:
+    return {
+        "token_ids": list(answer.token_ids),
+        "text": answer.text,
+        "reasoning": answer.reasoning,
+        "finish_reason": answer.finish_reason,
+        "stats": answer.stats,
+    }
+
+
+def _print_answer(answer: Generation) -> None:
+    """The answer for people: its control characters cannot reach the terminal."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if answer.reasoning:
+        print(printable(answer.reasoning), end="\n\n", file=sys.stderr)
+    print(printable(answer.text))
+
+
+def _summary(answer: Generation) -> str:
+    stats = answer.stats
+    steps = [
+        f"{stats[name]} {name}"
+        for name in ("blocks", "passes", "rounds", "commits")
+        if stats.get(name)
+    ]
+    seconds = sum(stats.get("seconds", {}).values())
+    return f"{stats['new_tokens']} tokens ({answer.finish_reason}), {', '.join(steps)}, {seconds:.2f} s"
+
+
+def _words(error: Exception) -> str:
+    """One line about an error that is safe to print."""
+    if isinstance(error, CloverError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "out of memory; shorten the prompt, or use a machine with more"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    return f"{type(error).__name__}: {error}; this is a bug, --debug shows where"
+
+
+def _complain(prog: str, words: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"{prog}: {one_line(words)}", file=sys.stderr)

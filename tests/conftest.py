@@ -1,0 +1,37 @@
+"""Settings of every test run: one thread, repeatable hypothesis, a cache folder of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Before anything loads an OpenMP library; several workers share few cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+settings.load_profile("fixed")
+
+_CACHE = Path(tempfile.mkdtemp(prefix="clover-cache-"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The runner remembers file hashes in the user's cache; tests must not."""
+    os.environ["XDG_CACHE_HOME"] = str(_CACHE)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(_CACHE, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Only where a test module has imported torch already: importing it here costs seconds."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
