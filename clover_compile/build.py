@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import resource
 import shutil
@@ -29,6 +28,7 @@ from clover_compile.passes import observe
 from clover_compile.passes.base import Event, run_passes
 from clover_compile.passes.pipeline import PIPELINE
 from clover_compile.runtime.bundle import load
+from clover_compile.runtime.manifest import canonical_json
 from clover_compile.targets.base import Emitted, Target
 from clover_compile.targets.table import target as find_target
 from clover_compile.unit import Unit, source_of, trace_unit
@@ -178,7 +178,7 @@ def _manifest(
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def _precision(weights: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -85,7 +85,7 @@ class Truth:
             limit = len(ids) if watched.limit is None else min(watched.limit, len(ids))
             arrays[f"generate.{way}"] = np.array(ids, np.int64)
             arrays[f"generate.{way}.compared"] = np.array(limit)
-        return {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+        return {name: np.array(x, order="C") for name, x in arrays.items()}
 
 
 def _generate(session: Session, prompt: Array, options: dict[str, Any]) -> list[int]:

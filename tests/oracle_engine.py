@@ -1,4 +1,4 @@
-"""An engine for tests: all five Units in float64 NumPy over the oracle, without torch or a bundle."""
+"""An engine for tests: the five Units in float64 NumPy over the oracle; no torch, no bundle."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from clover_compile.runtime.engine import Array, Arrays
 from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.session import Session, Text
 from tests import oracle
+
+maths: Any = oracle
+"""The oracle's untyped functions."""
 
 SMALL: dict[str, Any] = {
     "vocab_size": 40, "mask_token_id": 39, "stop_token_ids": (36, 38), "hidden_size": 16,
@@ -27,7 +30,7 @@ class OracleEngine:
     """The Units of the engine protocol, written from the specification; logs (unit, rows)."""
 
     def __init__(self, truth: oracle.Oracle) -> None:
-        self.truth = truth
+        self.truth: Any = truth
         self.calls: list[tuple[str, int]] = []
 
     def run(self, unit: str, feeds: Arrays, outputs: Sequence[str] | None = None) -> Arrays:
@@ -67,16 +70,17 @@ class OracleEngine:
         o, c, w = self.truth, self.truth.c, self.truth.w
         state, ids = self._state(feeds), feeds["ids"][0]
         pos = np.arange(state.length, state.length + len(ids))
-        h, new = w["model.embed_tokens.weight"][ids], {}
+        h: Array = w["model.embed_tokens.weight"][ids]
+        new: Arrays = {}
         for i in range(c.num_hidden_layers):
             p = f"model.layers.{i}."
-            x = oracle.rms(h, w[p + "input_layernorm.weight"], c.rms_norm_eps)
+            x = maths.rms(h, w[p + "input_layernorm.weight"], c.rms_norm_eps)
             if c.is_attention(i):
                 q, k, v, g = o._qkvg(p + "self_attn.", x, pos)
                 new |= {f"k.{i}.new": k[None], f"v.{i}.new": v[None]}
                 k, v = np.concatenate([state.kv[i][0], k]), np.concatenate([state.kv[i][1], v])
                 seen = o._attend(q, k, v, np.arange(len(k))[None] <= pos[:, None])
-                mixed = (seen * oracle.sigmoid(g)).reshape(len(ids), -1)
+                mixed = (seen * maths.sigmoid(g)).reshape(len(ids), -1)
                 h = h + mixed @ w[p + "self_attn.o_proj.weight"].T
             else:
                 p += "linear_attn."
@@ -85,9 +89,9 @@ class OracleEngine:
                 read, _ = self._scan(p, state.ring[i], state.S[i], u, b, a)
                 h = h + o._gdn_out(p, read, z)
             p = f"model.layers.{i}."
-            x = oracle.rms(h, w[p + "post_attention_layernorm.weight"], c.rms_norm_eps)
+            x = maths.rms(h, w[p + "post_attention_layernorm.weight"], c.rms_norm_eps)
             h = h + o._moe(p + "mlp.", x, coreset=False)
-        x = oracle.rms(h, w["model.norm.weight"], c.rms_norm_eps)
+        x = maths.rms(h, w["model.norm.weight"], c.rms_norm_eps)
         return {"logits": (x @ w["lm_head.weight"].T)[None], **new}
 
     def _replay(self, feeds: Arrays) -> Arrays:
@@ -109,10 +113,10 @@ class OracleEngine:
         full, taps = np.concatenate([ring, u]), w[p + "conv1d.weight"][:, 0]
         width = c.linear_conv_kernel_dim
         q, k, v = self.truth._split(
-            oracle.silu(sum(full[j : j + len(u)] * taps[:, j] for j in range(width)))
+            maths.silu(sum(full[j : j + len(u)] * taps[:, j] for j in range(width)))
         )
         decay = np.exp(-np.exp(w[p + "A_log"]) * np.logaddexp(0, a + w[p + "dt_bias"]))
-        beta, out = oracle.sigmoid(b), np.zeros_like(v)
+        beta, out = maths.sigmoid(b), np.zeros_like(v)
         for t in range(len(u)):
             S = S * decay[t][:, None, None]
             d = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", S, k[t]))
@@ -134,7 +138,7 @@ class OracleEngine:
             if np.isnan(logits).any():
                 rows.append((0, np.nan, np.nan, np.nan))
                 continue
-            p = oracle.softmax(x)
+            p = maths.softmax(x)
             token = int(x.argmax())
             if feeds["scalars"][9] > 0:
                 token = draw(x, feeds["scalars"], float(feeds["noise"][0, j]))
@@ -161,7 +165,7 @@ def allowed(x: Array, scalars: Array) -> Array:
     temperature, top_k, top_p = (float(s) for s in scalars[9:])
     if top_k > 0:
         x = np.where(x >= np.sort(x)[::-1][min(int(top_k), len(x)) - 1], x, -np.inf)
-    p = oracle.softmax(x / temperature)
+    p = maths.softmax(x / temperature)
     order = np.argsort(-p, kind="stable")
     before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
     kept = np.zeros_like(p)
@@ -181,7 +185,7 @@ class Sizes:
     """The sizes of an oracle's model under the names the runner uses."""
 
     def __init__(self, c: oracle.Config) -> None:
-        kinds = [c.is_attention(i) for i in range(c.num_hidden_layers)]
+        kinds = [bool(maths.Config.is_attention(c, i)) for i in range(c.num_hidden_layers)]
         self.layer_types = tuple("full_attention" if k else "linear_attention" for k in kinds)
         self.attention_layers = tuple(i for i, k in enumerate(kinds) if k)
         self.gdn_layers = tuple(i for i, k in enumerate(kinds) if not k)
@@ -206,9 +210,10 @@ def rules_of(c: oracle.Config) -> GenerationRules:
 
 
 def oracle_session(
-    *, scale: float = 0.2, seed: int = 0, context: int = 600, text: Text | None = None, **fields: Any
-) -> tuple[Session, oracle.Oracle]:
+    *, scale: float = 0.2, seed: int = 0, context: int = 600, text: Text | None = None,
+    **fields: Any,
+) -> tuple[Session, Any]:  # fmt: skip
     """A session over an oracle of random weights, and that oracle; `fields` override SMALL."""
     c = oracle.Config(**{**SMALL, **fields})
-    truth = oracle.Oracle(c, oracle.random_weights(c, seed, scale))
+    truth = maths.Oracle(c, maths.random_weights(c, seed, scale))
     return Session(OracleEngine(truth), Sizes(c), rules_of(c), context, text), truth

@@ -30,6 +30,7 @@ from tests.checkpoints import make_checkpoint
 from tests.golden import check_golden
 
 ROOT = Path(__file__).parents[1]
+Finished = dict[str, tuple[Unit, dict[str, int]]]
 
 # Four layers, three of them GDN; unequal sizes everywhere, so that a swapped axis shows.
 FIELDS: dict[str, Any] = {
@@ -58,7 +59,7 @@ def model(tmp_path: Path) -> tuple[Clover, GenerationConfig]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Unit, dict[str, int]]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Every Unit after the pipeline, checked after each pass, with its counts per pass."""
     made, generation = load(tmp_path_factory.mktemp("model"))
     source = _source(made)
@@ -82,16 +83,16 @@ def _checked(made: Clover, unit: Unit, source: Source) -> Callable[[Event], None
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_the_finished_graph_is_the_golden_one(
-    finished: dict[str, tuple[Unit, dict[str, int]]], name: str
-) -> None:
+def test_the_finished_graph_is_the_golden_one(finished: Finished, name: str) -> None:
     unit, counts = finished[name]
-    summary = "".join(f"pass {label}: {count}\n" for label, count in counts.items())
+    # What clean-up finds depends on the version of torch; the rest is ours.
+    ours = {label: count for label, count in counts.items() if label != "clean-up"}
+    summary = "".join(f"pass {label}: {count}\n" for label, count in ours.items())
     check_golden(f"unit_{name}", summary + unit.text())
 
 
 def test_each_pass_rewrites_what_the_layers_call_for(
-    finished: dict[str, tuple[Unit, dict[str, int]]],
+    finished: Finished,
 ) -> None:
     fusions = ("rms_norm", "gdn_scan", "gdn_preview", "block_attention", "moe", "pick")
     expected = {
@@ -111,9 +112,11 @@ def test_each_pass_rewrites_what_the_layers_call_for(
 
 
 def test_folded_weights_have_the_same_names_in_every_unit(
-    finished: dict[str, tuple[Unit, dict[str, int]]],
+    finished: Finished,
 ) -> None:
-    weights = {name: {w.name: w for w in unit.weights.values()} for name, (unit, _) in finished.items()}
+    weights = {
+        name: {w.name: w for w in unit.weights.values()} for name, (unit, _) in finished.items()
+    }
     assert "model.layers.0.input_layernorm.fold(add(weight,1.0))" in weights["commit"]
     for name in ("verify", "replay", "preview"):
         shared = weights[name].keys() & weights["commit"].keys()
@@ -146,7 +149,7 @@ def _commuted(reference: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", ["commit", "preview"])
 def test_the_spelling_of_an_operand_does_not_matter(
     model: tuple[Clover, GenerationConfig],
-    finished: dict[str, tuple[Unit, dict[str, int]]],
+    finished: Finished,
     name: str,
 ) -> None:
     made, generation = model
@@ -190,20 +193,21 @@ def test_a_region_that_is_gone_fails_the_build(
 def test_a_dimension_that_was_specialised_is_refused(
     model: tuple[Clover, GenerationConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def static(made: Clover, generation: GenerationConfig, unit: str) -> torch.export.ExportedProgram:
+    def static(
+        made: Clover, generation: GenerationConfig, unit: str
+    ) -> torch.export.ExportedProgram:
         module = trace.entry(made, generation, unit)
         arrays = trace.example(made.config, unit, 5, 7)
         return torch.export.export(module, arrays, strict=False)
 
     monkeypatch.setattr(trace, "export", static)
-    with pytest.raises(SpecialisedDimension, match="Unit preview: dimension n .* is 5"):
+    with pytest.raises(SpecialisedDimension, match=r"Unit preview: dimension n .* is 5"):
         trace_unit(*model, "preview")
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
-def test_the_text_does_not_depend_on_the_hash_seed(
-    finished: dict[str, tuple[Unit, dict[str, int]]], tmp_path: Path, seed: str
-) -> None:
+def test_the_text_does_not_depend_on_the_hash_seed(finished: Finished, tmp_path: Path) -> None:
+    # Here the seed is random unless the environment fixes it.
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     code = (
         "import sys, pathlib; from tests.test_passes import finished_text as t;"
         "sys.stdout.write(t(pathlib.Path(sys.argv[1]), 'commit'))"

@@ -102,7 +102,9 @@ def test_every_test_class_and_file_collects_a_test() -> None:
     idle = []
     for path in TESTS.rglob("test_*.py"):
         tree = _tree(path)
-        classes = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name.startswith("Test")]
+        classes = [
+            n for n in tree.body if isinstance(n, ast.ClassDef) and n.name.startswith("Test")
+        ]
         # pytest skips a class with a constructor, with no more than a warning.
         idle += [
             f"{_name(path)}:{node.name}"

@@ -12,13 +12,21 @@ from onnx import AttributeProto, FunctionProto, NodeProto
 DOMAIN = "clover"
 DOMAIN_VERSION = 1
 OPSETS = {"": 24, "com.microsoft": 1}
-"""Opset versions of every body. 24: from 25 on ONNX Runtime's CPU kernel for Attention is missed."""
+"""Opset versions of every body. From 25 on ONNX Runtime's CPU kernel for Attention is missed."""
 
 LOWEST = -3.0e38
 """Stands for minus infinity in arithmetic that would make NaN of it; its exponential is 0."""
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor; None where a size is dynamic."""
+
+
+def fixed(*sizes: int | None) -> tuple[int, ...]:
+    """Sizes that a function bakes in; ValueError if one is dynamic."""
+    known = tuple(size for size in sizes if size is not None)
+    if len(known) != len(sizes):
+        raise ValueError(f"dynamic size among {sizes}")
+    return known
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,11 +49,12 @@ def load(
     """
     checked = read_bundle(path, recheck=recheck)
     _require_proof(checked, unverified)
+    open_engine = _engine(checked)
     rules, sizes, template = _rules(checked), _sizes(checked), _template(checked)
     from clover_compile.runtime.chat import Text as ChatText
 
     text = ChatText(checked.path / "tokenizer.json", template, rules)
-    engine = _engine(checked)
+    engine = open_engine(checked)
     return LoadedBundle(
         checked.path, checked.identity, checked.manifest, checked.verdict,
         sizes, rules, checked.manifest["context"], engine, text,
@@ -83,13 +85,13 @@ def _bad(checked: Checked, fault: str) -> BadBundle:
     return BadBundle(one_line(str(checked.path)), one_line(fault))
 
 
-def _engine(checked: Checked) -> Engine:
+def _engine(checked: Checked) -> Callable[[Checked], Engine]:
     name = checked.manifest["engine"]
     if name not in ENGINES:
         raise _bad(checked, f"engine {quote(name)}; this runner has: {', '.join(ENGINES)}")
     module, attribute = ENGINES[name].split(":")
-    engine: Engine = getattr(importlib.import_module(module), attribute)(checked)
-    return engine
+    found: Callable[[Checked], Engine] = getattr(importlib.import_module(module), attribute)
+    return found
 
 
 def _rules(checked: Checked) -> GenerationRules:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
 from clover_compile.runtime.errors import BadTokenizer, Faults, TemplateFailed
 from clover_compile.runtime.rules import GenerationRules
+from clover_compile.runtime.template import MAX_OUTPUT, Template, one_ascii_line
+
+__all__ = ["MAX_OUTPUT", "Text"]
 
 Messages = Sequence[Mapping[str, Any]]
-MAX_OUTPUT = 4 * 1024 * 1024
-"""Most UTF-8 bytes a template may write."""
 MAX_DEPTH = 64
 """Deepest nesting of a message or tool."""
 
@@ -41,9 +34,6 @@ KEYS = frozenset(
 )  # fmt: skip
 """Words templates look up or compare, so they stay as they are."""
 
-_WIDE = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{6}|[*])")
-_LOOKS_AT_KIND = re.compile(r"\bis\s+(?:not\s+)?(?:string|iterable|sequence|mapping)\b")
-
 
 class Text:
     """A checkpoint's tokenizer and chat template."""
@@ -54,7 +44,7 @@ class Text:
         """Raises BadTokenizer or TemplateFailed if a file is not usable."""
         self._full, self._plain = _tokenizers(tokenizer_json)
         self._added = _Added(self._full.get_added_tokens_decoder())
-        self._template = None if chat_template is None else _Template(chat_template)
+        self._template = None if chat_template is None else Template(chat_template)
         self._stop_ids = frozenset(rules.stop_token_ids)
         self._think_end = rules.think_end_token_id
         if self._think_end is None:
@@ -210,96 +200,6 @@ class _Marker:
         return self._sentinel.join(text[a:b] for a, b in itertools.pairwise(stops))
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks what training learns; here it is only its body."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Code(CodeGenerator):
-    """Lets `~` pass the environment's own limit, as captured blocks do."""
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.concat(map(str, (")
-        for item in node.nodes:
-            self.visit(item, frame)
-            self.write(", ")
-        self.write(")))")
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """A sandbox that also refuses the usual ways to fill the memory with one short expression."""
-
-    code_generator_class = _Code
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
-
-    @staticmethod
-    def concat(parts: Iterable[str]) -> str:
-        """Joined parts; raises TemplateError if they are too long."""
-        kept = list(parts)
-        if sum(map(len, kept)) > MAX_OUTPUT:
-            raise jinja2.TemplateError("a text grows too large")
-        return "".join(kept)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        sizes = [len(x) for x in (left, right) if isinstance(x, str | list | tuple)]
-        numbers = [abs(x) for x in (left, right) if isinstance(x, int)]
-        power = operator == "**" and max(numbers, default=0) > 1 << 16
-        power = power or any(x.bit_length() > 1 << 16 for x in numbers)
-        times = operator == "*" and sum(sizes) * max(numbers, default=0) > MAX_OUTPUT
-        wide = operator == "%" and isinstance(left, str) and _WIDE.search(left) is not None
-        if power or times or wide or (operator == "+" and sum(sizes) > MAX_OUTPUT):
-            raise jinja2.TemplateError(f"the operation {operator} makes too large a value")
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _check_arguments(args, kwargs)
-        return super().call(context, obj, *args, **kwargs)
-
-
-class _Template:
-    """A compiled chat template."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        # Without such a question the template would print a list of parts as a Python literal.
-        self.takes_parts = _LOOKS_AT_KIND.search(source) is not None
-        env = _Sandbox(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", _Generation],
-            optimized=False,
-        )
-        env.filters["tojson"] = _tojson
-        for name in ("center", "indent", "wordwrap", "batch", "slice"):
-            env.filters[name] = _guarded(env.filters[name])
-        env.globals["raise_exception"] = _raise_exception
-        env.globals["strftime_now"] = _strftime_now
-        try:
-            self._template = env.from_string(source)
-        except Exception as error:  # the compiler meets arbitrary text
-            raise TemplateFailed(reason=_one_line(error)) from error
-
-    def render(self, **values: Any) -> str:
-        """The text the template writes; raises TemplateFailed for any fault in it."""
-        parts, size = [], 0
-        try:
-            for part in self._template.generate(**values):
-                size += len(part.encode("utf-8", "surrogatepass"))
-                if size > MAX_OUTPUT:
-                    raise TemplateFailed(reason=f"it writes more than {MAX_OUTPUT} bytes")
-                parts.append(part)
-        except TemplateFailed:
-            raise
-        except Exception as error:  # a template can raise anything an expression can
-            raise TemplateFailed(reason=_one_line(error)) from error
-        return "".join(parts)
-
-
 def _tokenizers(path: Path) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizer, and the same without any added token."""
     try:
@@ -309,7 +209,7 @@ def _tokenizers(path: Path) -> tuple[Tokenizer, Tokenizer]:
         values |= {"added_tokens": [], "post_processor": None}
         return full, Tokenizer.from_str(json.dumps(values))
     except Exception as error:  # the library raises plain Exception
-        raise BadTokenizer(path=path, reason=_one_line(error)) from error
+        raise BadTokenizer(path=path, reason=one_ascii_line(error)) from error
 
 
 def _check_messages(messages: Any) -> None:
@@ -354,7 +254,7 @@ def _value_faults(where: str, value: object, depth: int = 0) -> Iterator[str]:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
-                yield f"{where}: key {_one_line(repr(key))} is not a string"
+                yield f"{where}: key {one_ascii_line(repr(key))} is not a string"
             else:
                 yield from _value_faults(where, key, depth + 1)
             yield from _value_faults(where, item, depth + 1)
@@ -408,47 +308,3 @@ def _is_unicode(text: str) -> bool:
 
 def _fault(text: str) -> Faults:
     return Faults("prompt", (text,))
-
-
-def _one_line(error: object) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text.encode("ascii", "backslashreplace").decode()[:200]
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own escapes HTML, which no model was trained on.
-    _check_arguments((indent,), {})
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """A width is the one argument with which a small call makes a large value."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int) and abs(value) > MAX_OUTPUT:
-            raise jinja2.TemplateError(f"the argument {value} is too large")
-
-
-def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        _check_arguments(args, kwargs)
-        return function(*args, **kwargs)
-
-    for name, value in vars(function).items():
-        setattr(guarded, name, value)
-    return guarded
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)

@@ -71,8 +71,8 @@ def commit(run: Run, ids: Sequence[int], keep: int = 0) -> Array:
     for start in range(0, len(ids), COMMIT_ROWS):
         part = np.array([ids[start : start + COMMIT_ROWS]], np.int64)
         last = start + COMMIT_ROWS >= len(ids)
-        feeds = {"ids": part, "keep": np.array(keep if last else 0, np.int32), **run.state.feeds()}
-        new = run.engine.run("commit", feeds)
+        rows = np.array(keep if last else 0, np.int32)
+        new = run.engine.run("commit", {"ids": part, "keep": rows, **run.state.feeds()})
         run.state.advance(part.shape[1], new)
         run.counts.commits += 1
         logits = new["logits"]
@@ -137,7 +137,7 @@ def self_speculate(run: Run, prompt: Sequence[int], width: int, exact: bool) -> 
     logits = commit(run, prompt[-1:], keep=1)
     chosen = run.response.pick(run.engine, "commit", logits, 1)
     run.emit(chosen["ids"].tolist())
-    run.tell(_step("speculate", 0, 0, chosen["ids"], np.ones(1, bool), chosen["confidence"]))
+    run.tell(_step("causal", 0, 0, chosen["ids"], np.ones(1, bool), chosen["confidence"]))
     while len(run.response.ids) < run.budget and not run.stopped:
         _round(run, width, exact)
     if run.keep_state:
@@ -151,9 +151,7 @@ def _round(run: Run, width: int, exact: bool) -> None:
     width = round_width(width, run.budget - start)
     if width == 1:
         logits = commit(run, [pending], keep=1)
-        chosen = run.response.pick(
-            run.engine, "commit", logits, start + 1, turn=run.counts.rounds
-        )
+        chosen = run.response.pick(run.engine, "commit", logits, start + 1, turn=run.counts.rounds)
         emitted, sure = run.emit(chosen["ids"].tolist()), chosen["confidence"]
     else:
         drafts = _draft(run, pending, width)
@@ -169,9 +167,8 @@ def _round(run: Run, width: int, exact: bool) -> None:
         sure = np.append(chosen["p_draft"][:kept], chosen["confidence"][kept])
         # Pending and all emitted but the last: that one is the next pending.
         _settle(run, len(emitted), new)
-    done = np.ones(len(emitted), bool)
-    turn = run.counts.rounds
-    run.tell(_step("speculate", start, turn, np.array(emitted), done, sure[: len(emitted)]))
+    done, turn = np.ones(len(emitted), bool), run.counts.rounds
+    run.tell(_step("verify", start, turn, np.array(emitted), done, sure[: len(emitted)]))
 
 
 def round_width(width: int, left: int) -> int:
@@ -183,13 +180,14 @@ def round_width(width: int, left: int) -> int:
 
 def _draft(run: Run, pending: int, width: int) -> Array:
     """[pending, drafts] from one preview of [pending, masks]."""
+    start, turn = len(run.response.ids), run.counts.rounds
     drafts = np.full(width, run.response.rules.mask_token_id, np.int64)
     drafts[0] = pending
     # Row r counts as response position len(response) + r; row 0 is pending itself.
-    chosen = run.response.pick(
-        run.engine, "preview", preview(run, drafts), len(run.response.ids), turn=run.counts.rounds
-    )
+    chosen = run.response.pick(run.engine, "preview", preview(run, drafts), start, turn=turn)
     drafts[1:] = chosen["ids"][1:]
+    guess = np.zeros(width - 1, bool)
+    run.tell(_step("draft", start, turn, drafts[1:], guess, chosen["confidence"][1:]))
     return drafts
 
 
@@ -199,7 +197,8 @@ def _kept(chosen: Arrays, confirm: Array, exact: bool) -> int:
         good = chosen["ids"] == confirm
     else:
         p = chosen["p_draft"].astype(np.float64)
-        bar = np.minimum(RELEASE_RATIO, RELEASE_DELTA * np.exp(-chosen["entropy"].astype(np.float64)))
+        entropy = chosen["entropy"].astype(np.float64)
+        bar = np.minimum(RELEASE_RATIO, RELEASE_DELTA * np.exp(-entropy))
         good = (p > 0) & (p >= bar)
     good[-1] = False  # the last row has no draft to confirm
     return int(good.argmin())

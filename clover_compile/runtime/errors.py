@@ -102,7 +102,8 @@ class NotProved(InputError):
     """The bundle's verdict is not `passed`: nobody has shown that it answers as the model does."""
 
     template = (
-        "{path}: {outcome}: {reason}; prove it with `clover-compile verify` where it can run{remedy}"
+        "{path}: {outcome}: {reason}; "
+        "prove it with `clover-compile verify` where it can run{remedy}"
     )
 
 

@@ -171,7 +171,8 @@ def _summary(answer: Generation) -> str:
         if stats.get(name)
     ]
     seconds = sum(stats.get("seconds", {}).values())
-    return f"{stats['new_tokens']} tokens ({answer.finish_reason}), {', '.join(steps)}, {seconds:.2f} s"
+    tokens = f"{stats['new_tokens']} tokens ({answer.finish_reason})"
+    return ", ".join([tokens, *steps, f"{seconds:.2f} s"])
 
 
 def _words(error: Exception) -> str:

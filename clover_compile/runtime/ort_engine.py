@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
+from clover_compile.runtime.cores import cores
 from clover_compile.runtime.engine import Array, Arrays
 from clover_compile.runtime.errors import EngineFailed
 from clover_compile.runtime.manifest import Checked
@@ -64,11 +64,6 @@ class OrtEngine:
             reason = " ".join(str(error).split())[:300]
             raise EngineFailed(unit=name, reason=reason) from error
         return session, [output.name for output in session.get_outputs()]
-
-
-def cores() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _map_weights(checked: Checked) -> dict[str, Array]:

@@ -171,9 +171,7 @@ def check_prompt(
         raise Faults("request", tuple(faults))
 
 
-def _check_room(
-    prompt: int, request: Request, used: int, context: int, faults: list[str]
-) -> None:
+def _check_room(prompt: int, request: Request, used: int, context: int, faults: list[str]) -> None:
     block = request.block_size if request.decode == "denoise" else 1
     whole = -(-request.max_new_tokens // block) * block
     if used + prompt + whole > context:

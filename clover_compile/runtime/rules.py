@@ -63,7 +63,8 @@ def _usable(name: str, kind: object, value: object) -> bool:
     if kind == "float":
         number = isinstance(value, int | float) and not isinstance(value, bool)
         top = 1.0 if name == "threshold" else 1e6
-        low = 0.0 if name in ("threshold", "repetition_penalty") else -1e6
+        # Logits are divided by the repetition penalty.
+        low = {"threshold": 0.0, "repetition_penalty": 1e-6}.get(name, -1e6)
         return number and low <= float(str(value)) <= top
     if name == "block_size":
         return _whole(value, 1, 256)

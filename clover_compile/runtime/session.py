@@ -26,7 +26,9 @@ Prompt = str | Messages | Sequence[int]
 class Text(Protocol):
     """Between text and ids."""
 
-    def encode(self, prompt: str | Messages, raw: bool = False, thinking: bool | None = None) -> list[int]:
+    def encode(
+        self, prompt: str | Messages, raw: bool = False, thinking: bool | None = None
+    ) -> list[int]:
         """Ids of one user message, of a conversation, or of raw text."""
         ...
 
@@ -53,13 +55,16 @@ class Session:
     """A loaded bundle. Sessions share nothing that changes, so several may run at once."""
 
     def __init__(
-        self, engine: Engine, sizes: Sizes, rules: GenerationRules, context: int, text: Text | None = None
-    ) -> None:
+        self, engine: Engine, sizes: Sizes, rules: GenerationRules, context: int,
+        text: Text | None = None,
+    ) -> None:  # fmt: skip
         self.engine, self.sizes, self.rules = engine, sizes, rules
         self.context, self.text = context, text
 
     @classmethod
-    def load(cls, path: str | Path, *, unverified: bool = False, allow_native: bool = False) -> Session:
+    def load(
+        cls, path: str | Path, *, unverified: bool = False, allow_native: bool = False
+    ) -> Session:
         """Opens a bundle; refuses one that is damaged, not for this machine, or not proved.
 
         `unverified` also opens one whose verdict is not `passed`; `allow_native` lets it load
@@ -98,8 +103,9 @@ class Session:
         if rows.shape[1] > MAX_WIDTH:
             raise Faults("ids", (f"a block has at most {MAX_WIDTH} rows, not {rows.shape[1]}",))
         state.require(rows.shape[1])
-        logits: Array = self.engine.run("preview", {"ids": rows, **state.feeds()})["logits"]
-        return logits[0]
+        logits = self.engine.run("preview", {"ids": rows, **state.feeds()})["logits"]
+        block: Array = logits[0]
+        return block
 
     def _rows(self, ids: Sequence[int]) -> Array:
         vocab = self.sizes.vocab_size
@@ -152,23 +158,21 @@ class Session:
         return self._generation(run, len(ids))
 
     def _checked(
-        self, options: dict[str, Any], prompt: Prompt,
-        raw: bool, thinking: bool | None, state: State | None,
-    ) -> tuple[Request, list[int]]:  # fmt: skip
+        self, options: dict[str, Any], prompt: object, raw: bool, thinking: object, state: object
+    ) -> tuple[Request, list[int]]:
         """The checked request and prompt ids; raises Faults with what is wrong of both."""
         faults: list[str] = []
-        request, ids, used = None, list[int](), 0
+        request, ids, used, context = None, list[int](), 0, self.context
         try:
             request = check(options, self.rules)
         except Faults as error:
             faults += error.faults
         if isinstance(state, State):
-            used = state.length
+            used, context = state.length, min(context, state.context)
         elif state is not None:
             faults.append(f"state must come from new_state or fork, not be {quote(state)}")
         try:
             ids = self._encode(prompt, raw, thinking)
-            context = self.context if state is None else min(self.context, state.context)
             check_prompt(ids, request, self.sizes, self.rules, used, context)
         except Faults as error:
             faults += error.faults
@@ -176,7 +180,7 @@ class Session:
             raise Faults("request", tuple(faults))
         return request, ids
 
-    def _encode(self, prompt: Prompt, raw: bool, thinking: bool | None) -> list[int]:
+    def _encode(self, prompt: object, raw: bool, thinking: object) -> list[Any]:
         if thinking is not None and not isinstance(thinking, bool):
             raise Faults("request", (f"thinking must be True or False, not {quote(thinking)}",))
         if not isinstance(prompt, (str, Sequence, np.ndarray)):
@@ -184,13 +188,15 @@ class Session:
             raise Faults("request", (f"the prompt must be {kinds}, not {quote(prompt)}",))
         if len(prompt) == 0:
             raise Faults("request", ("the prompt is empty",))
-        if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
+        if isinstance(prompt, str) or (
+            isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping)
+        ):
             if self.text is None:
                 raise Faults("request", ("this session has no tokenizer; give ids",))
-            return self.text.encode(prompt, raw=raw, thinking=thinking)  # type: ignore[arg-type]
+            return self.text.encode(prompt, raw=raw, thinking=thinking)
         if raw or thinking is not None:
             raise Faults("request", ("raw and thinking have no effect on a prompt of ids",))
-        return [int(x) if isinstance(x, np.integer) else x for x in prompt]  # type: ignore[misc]
+        return [int(x) if isinstance(x, np.integer) else x for x in prompt]
 
     def _generation(self, run: ways.Run, prompt_tokens: int) -> Generation:
         ids, counts = run.response.ids, run.counts

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """One pass over a block, one causal token, or one round of drafts."""
+    """One pass over a block, one causal token, one guess of drafts, or one verified round."""
 
     kind: str
-    """`denoise`, `causal` or `speculate`."""
+    """`denoise`, `causal`, `draft` (a guess: none is fixed) or `verify` (what was kept)."""
     start: int
     """Response tokens before this block or round."""
     turn: int
-    """Pass number within the block, or number of the round; from 0."""
+    """Pass number within the block, from 0; for `draft` and `verify` the round, from 1."""
     ids: tuple[int, ...]
-    """The block's ids after the step (mask id where open), or the tokens of the round."""
+    """The block's ids after the step (mask id where open), the drafts, or what a round emitted."""
     fixed: tuple[bool, ...]
     """Which of them will not change any more."""
     confidence: tuple[float, ...]

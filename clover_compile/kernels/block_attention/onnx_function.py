@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clover_compile.kernels.onnx_text import OnnxFunction, Shape, build, integer, ints, number
+from clover_compile.kernels.onnx_text import (
+    OnnxFunction,
+    Shape,
+    build,
+    fixed,
+    integer,
+    ints,
+    number,
+)
 
 _PARAMETERS = (
     "query_gate", "k", "v", "k_prefix", "v_prefix", "length", "cos", "sin", "q_norm", "k_norm",
@@ -71,11 +79,12 @@ def _visible(causal: bool) -> str:
 def _cache() -> str:
     """keys, values [B, R + T, KV, D]; prefix rows that do not count are cleared first, as a masked
     score does not hide a NaN. The caller usually passes none: then nothing is copied twice."""
+    kv = "float[batch, columns, heads, width]"
     return f"""
         fewest = ReduceMin <keepdims = 0> (valid_rows)
         partly = Less(fewest, prefix)
         keys, values = If (partly) <
-            then_branch = cleared () => (float[a, b, c, d] keys_clean, float[a, b, c, d] values_clean) {{
+            then_branch = cleared () => ({kv} keys_clean, {kv} values_clean) {{
                 row_axes = {ints(2, 3)}
                 row_valid = Unsqueeze(valid, row_axes)
                 nothing = {number(0)}
@@ -84,7 +93,7 @@ def _cache() -> str:
                 keys_clean = Concat <axis = 1> (k_clear, new_k)
                 values_clean = Concat <axis = 1> (v_clear, new_v)
             }},
-            else_branch = whole () => (float[a, b, c, d] keys_whole, float[a, b, c, d] values_whole) {{
+            else_branch = whole () => ({kv} keys_whole, {kv} values_whole) {{
                 keys_whole = Concat <axis = 1> (k_prefix, new_k)
                 values_whole = Concat <axis = 1> (v_prefix, new_v)
             }}
@@ -93,9 +102,9 @@ def _cache() -> str:
 
 def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
     """CausalAttention or BlockAttention."""
-    heads_kv, dim = inputs["k_prefix"][2:]
-    width, half = inputs["query_gate"][2], inputs["cos"][2]
-    assert heads_kv and dim and width and half
+    heads_kv, dim, width, half = fixed(
+        *inputs["k_prefix"][2:], inputs["query_gate"][2], inputs["cos"][2]
+    )
     heads = width // (2 * dim)
     body = f"""
         {_project(heads, heads_kv, dim, 2 * half, constants["eps"])}

@@ -7,7 +7,7 @@ from typing import Any
 
 from clover_compile.kernels.gdn_preview.reference import CALIBRATION_ROWS
 from clover_compile.kernels.gdn_scan.onnx_parts import convolution, gated_norm, unit_heads
-from clover_compile.kernels.onnx_text import OnnxFunction, Shape, build, ints, number
+from clover_compile.kernels.onnx_text import OnnxFunction, Shape, build, fixed, ints, number
 
 _PARAMETERS = (
     "u", "z", "a", "ring", "state", "taps", "decay", "dt_bias",
@@ -45,7 +45,7 @@ def _heads(key_heads: int, heads: int, dk: int, dv: int) -> str:
 
 
 def _history(key_heads: int, heads: int, dk: int) -> str:
-    """The slot's logit [B, HK, R, T, 1] and its value, the state's read-out under the row's gate."""
+    """The slot's logit [B, HK, R, T, 1] and value, the state's read-out under the row's gate."""
     return f"""
         rows = Shape <start = 1, end = 2> (u)
         rows_float = Cast <to = 1> (rows)
@@ -72,9 +72,7 @@ def _history(key_heads: int, heads: int, dk: int) -> str:
 
 def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
     """GdnPreview."""
-    _, heads, dk, dv = inputs["state"]
-    _, width = inputs["taps"]
-    assert heads and dk and dv and width
+    heads, dk, dv, width = fixed(*inputs["state"][1:], inputs["taps"][1])
     key_heads = constants["key_heads"]
     body = f"""
         {_window(width)}

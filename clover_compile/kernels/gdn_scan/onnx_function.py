@@ -11,7 +11,7 @@ from clover_compile.kernels.gdn_scan.onnx_parts import (
     gated_norm,
     unit_heads,
 )
-from clover_compile.kernels.onnx_text import OnnxFunction, Shape, build, ints, number
+from clover_compile.kernels.onnx_text import OnnxFunction, Shape, build, fixed, ints, number
 
 _PARAMETERS = ("u", "z", "b", "a", "ring", "state", "conv", "decay", "dt_bias", "norm", "rows")
 
@@ -63,9 +63,7 @@ def _gates(replay: bool) -> str:
 
 def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
     """GdnScan, or GdnReplay where there is no z: it then returns ring and state only."""
-    _, heads, dk, dv = inputs["state"]
-    channels, taps = inputs["conv"]
-    assert heads and dk and dv and channels and taps
+    heads, dk, dv, taps = fixed(*inputs["state"][1:], inputs["conv"][1])
     key_heads, replay = constants["key_heads"], "rows" in inputs
     body = f"""
         full = Concat <axis = 1> (ring, u)
@@ -87,9 +85,7 @@ def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxF
 
 def primitive(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
     """DeltaRule: clover::delta_rule alone, as an unfused graph holds it."""
-    key_heads, dk = inputs["q"][2:]
-    heads, dv = inputs["v"][2:]
-    assert key_heads and heads and dk and dv
+    key_heads, dk, heads, dv = fixed(*inputs["q"][2:], *inputs["v"][2:])
     body = f"""
         v_flat = Reshape(v, flat)
         {delta_rule(key_heads, heads, dk, 1.0, "v_flat", "g", "beta")}

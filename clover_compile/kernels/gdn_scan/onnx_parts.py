@@ -20,7 +20,10 @@ def convolution(source: str, weight: str, taps: int, out: str) -> str:
             f"tap{j} = Mul(tap{j}_rows, tap{j}_weight)",
         ]
     terms = ", ".join(f"tap{j}" for j in range(taps))
-    lines += [f"conv_sum = Sum({terms})", f"{out} = com.microsoft.QuickGelu <alpha = 1.0> (conv_sum)"]
+    lines += [
+        f"conv_sum = Sum({terms})",
+        f"{out} = com.microsoft.QuickGelu <alpha = 1.0> (conv_sum)",
+    ]
     return "\n".join(lines)
 
 

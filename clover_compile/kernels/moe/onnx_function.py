@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clover_compile.kernels.onnx_text import OnnxFunction, Shape, build, integer, ints, number
+from clover_compile.kernels.onnx_text import (
+    OnnxFunction,
+    Shape,
+    build,
+    fixed,
+    integer,
+    ints,
+    number,
+)
 
 _PARAMETERS = (
     "x", "router", "shared_gate", "gate_up", "down", "shared_gate_up", "shared_down",
@@ -30,7 +38,7 @@ def _whole(experts: int) -> str:
 
 
 def _coreset(experts: int, top_k: int, top_p: float) -> str:
-    """inside: router, or _UNROUTED where the block's coreset does not hold the expert; kept: how many it holds.
+    """inside: router, or _UNROUTED for experts outside the block's coreset; kept: its size.
 
     The running mass is summed in double, as the reference does.
     """
@@ -106,8 +114,7 @@ def _shared(width: int) -> str:
 
 def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
     """Moe, or CoresetMoe where the block's rows share a coreset."""
-    experts, width = inputs["gate_up"][0], inputs["shared_down"][1]
-    assert experts and width
+    experts, width = fixed(inputs["gate_up"][0], inputs["shared_down"][1])
     top_k, block = constants["top_k"], constants["block"]
     inside = _coreset(experts, top_k, constants["top_p"]) if block else _whole(experts)
     body = f"""
@@ -127,8 +134,7 @@ def primitive(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> Onnx
 
     Its weights of a row add up to 1, so their logarithms serve as logits.
     """
-    experts, top_k = inputs["gate_up"][0], inputs["weight"][1]
-    assert experts and top_k
+    experts, top_k = fixed(inputs["gate_up"][0], inputs["weight"][1])
     body = f"""
         nothing = {number(0)}
         usable = Greater(weight, nothing)

@@ -75,7 +75,7 @@ def _case(name: str, s: Sizes) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    """Rows, every top-k, ties, and coresets that keep one, some, fewer than top-k or all experts."""
+    """Rows, every top-k, ties; coresets that keep one, some, fewer than top-k or all experts."""
     for rows in (1, 2, 33, 70):
         yield _case(f"rows-{rows}", Sizes(rows, 3))
     for top_k in (1, 2, 7, 8):

@@ -6,7 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from clover_compile.kernels.onnx_text import LOWEST, OnnxFunction, Shape, build, integer, ints, number
+from clover_compile.kernels.onnx_text import (
+    LOWEST,
+    OnnxFunction,
+    Shape,
+    build,
+    fixed,
+    integer,
+    ints,
+    number,
+)
 from clover_compile.kernels.pick.onnx_draw import draw
 from clover_compile.kernels.pick.reference import SCALARS
 
@@ -192,10 +201,10 @@ def _probability(index: str, out: str) -> str:
 
 
 def _entropy(vocab: int) -> str:
-    """entropy = max - log p(max) - sum p x, by a product per part of a row, which reads p and x once.
+    """entropy = max - log p(max) - sum p x, by a product per part of a row: p and x are read once.
 
-    One fp32 sum over a large vocabulary loses digits: sums run by parts, and p is divided by its own
-    sum, as the softmax before lost some too.
+    One fp32 sum over a large vocabulary loses digits: sums run by parts, and p is divided by its
+    own sum, as the softmax before lost some too.
     """
     part = vocab // next(d for d in range(64, 0, -1) if vocab % d == 0)
     product = "com.microsoft.FusedMatMul <transB = 1>"
@@ -236,8 +245,7 @@ def _entropy(vocab: int) -> str:
 
 def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
     """Pick. Only few ids' logits ever change: they are gathered, processed and written back."""
-    vocab = inputs["logits"][2]
-    assert vocab
+    (vocab,) = fixed(inputs["logits"][2])
     stop_ids, think_end_id = constants["stop_ids"], constants["think_end_id"]
     mask_id = constants["mask_id"]
     fixed = sorted({mask_id, *stop_ids} | ({think_end_id} if think_end_id >= 0 else set()))

@@ -12,7 +12,7 @@ import torch
 from clover_compile.kernels.op import Case, FusedOp, normal
 from clover_compile.kernels.pick.reference import SCALARS, pick
 
-NEUTRAL = {name: 0.0 for name in SCALARS} | {"repetition": 1.0, "top_p": 1.0}
+NEUTRAL = dict.fromkeys(SCALARS, 0.0) | {"repetition": 1.0, "top_p": 1.0}
 PENALTIES = {"presence": 0.7, "frequency": 0.4, "repetition": 1.3}
 RAMPS = {
     "length_penalty": 3.0, "length_penalty_start": 4.0, "length_penalty_window": 5.0,

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """Adds the residual and normalises the sum.
 
     x, residual: [B, T, H] in the activation dtype; weight: [H], the factor itself (1 + w).

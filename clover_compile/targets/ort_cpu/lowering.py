@@ -69,7 +69,7 @@ Placement = Mapping[str, tuple[str, int, int]]
 
 
 def arrange(tensor: Tensor, layout: str) -> Tensor:
-    """The tensor in the layout a kernel wants; `interleaved` [E, 2I, H]: gate and up rows by turns."""
+    """The tensor as a kernel wants it; `interleaved` [E, 2I, H]: gate and up rows by turns."""
     if not layout:
         return tensor
     if layout != INTERLEAVED:
@@ -113,7 +113,8 @@ def attach(lowered: Lowered, placement: Placement) -> bytes:
             tensor.data_location = TensorProto.EXTERNAL
             for key, value in (("location", file), ("offset", offset), ("length", length)):
                 tensor.external_data.add(key=key, value=str(value))
-    return proto.SerializeToString(deterministic=True)
+    file_bytes: bytes = proto.SerializeToString(deterministic=True)
+    return file_bytes
 
 
 @contextmanager
@@ -182,7 +183,8 @@ def _finish(proto: ModelProto, unit: Unit, translation: Translation) -> None:
     for value in (*graph.input, *graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
-                dim.dim_param = unit.dimensions.get(dim.dim_param, dim.dim_param)
+                # The only size that comes from data is the number of logits rows.
+                dim.dim_param = unit.dimensions.get(dim.dim_param, "keep")
     used = {node.op_type for node in graph.node if node.domain == DOMAIN}
     del proto.functions[:]
     proto.functions.extend(translation.functions[name].proto for name in sorted(used))
@@ -192,8 +194,10 @@ def _finish(proto: ModelProto, unit: Unit, translation: Translation) -> None:
     proto.ir_version = IR_VERSION
     proto.producer_name, proto.producer_version = "clover-compile", __version__
     inline = sum(len(t.raw_data) for t in graph.initializer)
-    if inline > INLINE_LIMIT or any(UNREAD.encode() in t.raw_data for t in graph.initializer):
-        raise ValueError(f"Unit {unit.name}: {inline} bytes of constants in the file")
+    if inline > INLINE_LIMIT:
+        raise ValueError(f"Unit {unit.name}: {inline} bytes of constants: a weight was folded")
+    if UNREAD.encode() in graph.SerializeToString():
+        raise ValueError(f"Unit {unit.name}: reads a result that is {UNREAD}")
 
 
 def _count(proto: ModelProto, translation: Translation) -> dict[str, LoweredOp]:

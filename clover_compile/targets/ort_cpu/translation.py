@@ -46,9 +46,7 @@ def _node_type(
         inputs=[schema.FormalParameter(x, f"T{x}") for x in sources],
         outputs=[schema.FormalParameter(x, f"T{x}") for x in results],
         type_constraints=[(f"T{x}", _ANY, "") for x in (*sources, *results)],
-        attributes=[
-            schema.Attribute(x, schema.AttrType.INT, required=False) for x in attributes
-        ],
+        attributes=[schema.Attribute(x, schema.AttrType.INT, required=False) for x in attributes],
     )
     return values.Op(values.Opset(domain, DOMAINS[domain]), name, op_schema=found)
 
@@ -116,7 +114,7 @@ class Translation:
         return known
 
 
-def _missing(function: OnnxFunction, place: int, tensors: Mapping[str, onnx_ir.Value]) -> Any:
+def _missing(function: OnnxFunction, place: int, tensors: Mapping[str, Any]) -> Any:
     """A result the function does not return: a parameter it equals, or one nobody may read."""
     if place in function.aliases:
         return op.Identity(tensors[function.aliases[place]])
