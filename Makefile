@@ -26,6 +26,8 @@ setup: .venv/.ready
 
 # torch goes first: its local or CPU build then satisfies whatever asks for torch later.
 .venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "Python 3.11 or newer is needed; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
 	$(PIP) -e .[dev]

@@ -128,7 +128,9 @@ def fused_units(
 def _tell(report: Report) -> Callable[[Event], None]:
     def tell(event: Event) -> None:
         nodes = len(event.unit.graph.nodes)
-        report.say(f"    {event.label}: {event.rewrites} rewrites, {nodes} nodes, {event.seconds:.2f} s")
+        report.say(
+            f"    {event.label}: {event.rewrites} rewrites, {nodes} nodes, {event.seconds:.2f} s"
+        )
 
     return tell
 
@@ -147,7 +149,11 @@ def _write_texts(folder: Path, checkpoint: Checkpoint) -> None:
         (folder / "chat_template.jinja").write_text(checkpoint.chat_template)
     c = checkpoint.config
     rules = checkpoint.generation.to_dict()
-    rules |= {"block_size": c.block_size, "threshold": c.threshold, "mask_token_id": c.mask_token_id}
+    rules |= {
+        "block_size": c.block_size,
+        "threshold": c.threshold,
+        "mask_token_id": c.mask_token_id,
+    }
     bundle.write_json(folder / "generation.json", rules)
 
 
@@ -170,7 +176,8 @@ def _manifest(
         "ops": emitted.ops,
         "weights": emitted.weights,
         "precision": _precision(emitted.weights),
-        "built_with": {"python": platform.python_version(), "torch": version("torch")} | emitted.built_with,
+        "built_with": {"python": platform.python_version(), "torch": version("torch")}
+        | emitted.built_with,
         "accepts": emitted.accepts,
         "peak_memory_bytes": peak_memory(),
         "stages": {name: round(start, 2) for name, start in report.stages.items()},
@@ -185,7 +192,10 @@ def _precision(weights: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Bytes and dtype by group of weights."""
     groups: dict[str, dict[str, Any]] = {}
     for name, entry in weights.items():
-        key = next((k for k in ("experts", "linear_attn", "self_attn", "mlp", "norm") if k in name), "other")
+        key = next(
+            (k for k in ("experts", "linear_attn", "self_attn", "mlp", "norm") if k in name),
+            "other",
+        )
         group = groups.setdefault(f"{key} {entry['dtype']}", {"tensors": 0, "bytes": 0})
         size = getattr(torch, entry["dtype"]).itemsize
         for n in entry["shape"]:

@@ -92,7 +92,9 @@ def write_runner(folder: Path, engine_requirements: tuple[str, ...]) -> None:
 
     package = Path(__file__).parent
     with zipfile.ZipFile(folder / "runner.pyz", "w", zipfile.ZIP_DEFLATED) as archive:
-        _add(archive, "__main__.py", "from clover_compile.runtime.__main__ import entry\n\nentry()\n")
+        _add(
+            archive, "__main__.py", "from clover_compile.runtime.__main__ import entry\n\nentry()\n"
+        )
         _add(archive, "clover_compile/__init__.py", (package / "__init__.py").read_text())
         for path in sorted((package / "runtime").rglob("*.py")):
             _add(archive, str(Path("clover_compile") / path.relative_to(package)), path.read_text())
@@ -109,7 +111,7 @@ def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> str:
-    """Adds every file's size and hash, writes manifest.json and its hash; returns the bundle's id."""
+    """Writes manifest.json, with every file's size and hash, and its hash; returns the id."""
     files = {
         str(path.relative_to(folder)): {"sha256": _sha256(path), "size": path.stat().st_size}
         for path in sorted(folder.rglob("*"))

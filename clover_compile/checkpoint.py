@@ -15,8 +15,8 @@ from clover_compile.checkpoint_text import TEMPLATE_FILE, read_template, tokeniz
 from clover_compile.errors import CheckpointChanged, Faults, NoModel
 from clover_compile.model.config import GenerationConfig, ModelConfig
 from clover_compile.models import bundled
-from clover_compile.safetensors_header import StoredTensor, map_private, read_header
 from clover_compile.runtime.strict_json import JsonFault, quote, read_json
+from clover_compile.safetensors_header import StoredTensor, map_private, read_header
 from clover_compile.tensor_names import spell
 
 if TYPE_CHECKING:

@@ -53,12 +53,25 @@ def main() -> None:
 
 @main.command()
 @click.argument("model", required=False)
-@click.option("--target", default="ort-cpu", show_default=True, help="See `clover-compile targets`.")
-@click.option("-o", "output", type=click.Path(path_type=Path), help="Bundle to write.  [default: MODEL.clover]")
-@click.option("--dtype", default="fp32", show_default=True, type=click.Choice(["fp32", "fp16", "bf16", "fp8"]))
-@click.option("--context", type=int, help="Most rows a sequence may reach.  [default: the model's own]")
+@click.option(
+    "--target", default="ort-cpu", show_default=True, help="See `clover-compile targets`."
+)
+@click.option(
+    "-o",
+    "output",
+    type=click.Path(path_type=Path),
+    help="Bundle to write.  [default: MODEL.clover]",
+)
+@click.option(
+    "--dtype", default="fp32", show_default=True, type=click.Choice(["fp32", "fp16", "bf16", "fp8"])
+)
+@click.option(
+    "--context", type=int, help="Most rows a sequence may reach.  [default: the model's own]"
+)
 @click.option("--force", is_flag=True, help="Replace a bundle that is there already.")
-@click.option("--dump-passes", type=click.Path(path_type=Path), help="Write the graph after each pass here.")
+@click.option(
+    "--dump-passes", type=click.Path(path_type=Path), help="Write the graph after each pass here."
+)
 @JSON
 @DEBUG
 def build(
@@ -77,7 +90,8 @@ def build(
 
         folder = models.find(model)
         options = BuildOptions(
-            model=folder, output=output or Path(f"{folder.name}.clover"), target=target, dtype=dtype,
+            model=folder, output=output or Path(f"{folder.name}.clover"), target=target,
+            dtype=dtype,
             context=context, force=force, dump_passes=dump_passes,
         )  # fmt: skip
         from clover_compile import build as builder
@@ -110,7 +124,10 @@ def run(arguments: tuple[str, ...]) -> None:
 
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--model", help="Compare with this checkpoint's eager model, afresh, instead of the stored probes.")
+@click.option(
+    "--model",
+    help="Compare with this checkpoint's eager model, afresh, instead of the stored probes.",
+)
 @JSON
 @DEBUG
 def verify(path: Path, model: str | None, as_json: bool, debug: bool) -> None:
@@ -150,7 +167,12 @@ def targets(as_json: bool) -> None:
     from clover_compile.targets.table import TARGETS
 
     rows = {
-        name: {"emits": row.emits, "runs_on": row.runs_on, "needs": row.packages, "missing": row.missing()}
+        name: {
+            "emits": row.emits,
+            "runs_on": row.runs_on,
+            "needs": row.packages,
+            "missing": row.missing(),
+        }
         for name, row in TARGETS.items()
     }
     if as_json:
@@ -158,7 +180,9 @@ def targets(as_json: bool) -> None:
         return
     for name, row in rows.items():
         state = f"missing: {', '.join(row['missing'])}" if row["missing"] else "ready"
-        click.echo(f"{name:<12} {state}\n    emits    {row['emits']}\n    runs on  {row['runs_on']}")
+        click.echo(
+            f"{name:<12} {state}\n    emits    {row['emits']}\n    runs on  {row['runs_on']}"
+        )
 
 
 @main.command()
@@ -171,7 +195,7 @@ def models(as_json: bool, debug: bool) -> None:
         from clover_compile.checkpoint import Checkpoint
         from clover_compile.models import bundled
 
-        rows = {}
+        rows: dict[str, dict[str, Any]] = {}
         for name, folder in bundled().items():
             opened = Checkpoint.open(folder)
             rows[name] = {"folder": str(folder), "parameters": opened.parameters}

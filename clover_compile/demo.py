@@ -47,7 +47,11 @@ def answer(output: Path, count: int) -> int:
         out = session.generate(message["prompt"])
         took = time.perf_counter() - start
         right = out.text == message["answer"]
-        equal, passes, tokens = equal + right, passes + out.stats["passes"], tokens + len(out.token_ids)
+        equal, passes, tokens = (
+            equal + right,
+            passes + out.stats["passes"],
+            tokens + len(out.token_ids),
+        )
         seconds += took
         per_pass = len(out.token_ids) / out.stats["passes"]
         print(f"\n> {message['prompt']}\n{out.text}")
@@ -56,9 +60,10 @@ def answer(output: Path, count: int) -> int:
             f"{out.stats['passes']} passes, {per_pass:.1f} tokens per pass, {took * 1e3:.0f} ms"
         )
     print(
-        f"\n{equal} of {count} answers equal the expected one; {tokens / passes:.1f} tokens per pass; "
+        f"\n{equal} of {count} answers equal the expected one; "
+        f"{tokens / passes:.1f} tokens per pass; "
         f"{seconds / count * 1e3:.0f} ms per answer."
-        "\nThe task is synthetic and close to deterministic: these figures are not typical of language."
+        "\nThe task is synthetic and close to deterministic: not typical of language."
     )
     return equal
 

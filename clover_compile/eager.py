@@ -43,8 +43,8 @@ class EagerEngine:
         self._entries = {
             unit: trace.entry(model, generation, unit) for unit in interface.units(model.config)
         }
-        for layer in model.model.layers:
-            layer.mlp.moe.register_forward_pre_hook(self._watch)
+        for i in range(self.config.num_hidden_layers):
+            model.layer(i).mlp.moe.register_forward_pre_hook(self._watch)
 
     def run(
         self, unit: str, feeds: dict[str, Array], outputs: Sequence[str] | None = None

@@ -6,12 +6,12 @@ from clover_compile.runtime.errors import CloverError, Faults, InputError, RunEr
 
 __all__ = [
     "BuildError",
+    "CheckpointChanged",
     "CloverError",
     "Faults",
     "InputError",
-    "NotClover",
     "NoModel",
-    "CheckpointChanged",
+    "NotClover",
     "RunError",
     "VerdictError",
 ]

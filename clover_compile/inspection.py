@@ -21,7 +21,8 @@ def render(found: dict[str, Any]) -> str:
     size = sum(entry["size"] for entry in m["files"].values())
     lines = [
         f"bundle     {found['id'][:16]}  {m['target']}  {m['dtype']}  {size / 1e6:.1f} MB",
-        f"model      {m['model']['name']}  {c['num_hidden_layers']} layers, hidden {c['hidden_size']}, "
+        f"model      {m['model']['name']}  {c['num_hidden_layers']} layers, "
+        f"hidden {c['hidden_size']}, "
         f"{c['num_experts']} experts top-{c['num_experts_per_tok']}, block {c['block_size']}",
         f"context    {m['context']} rows",
         f"verdict    {v['outcome']}{': ' + v['reason'] if v.get('reason') else ''}",

@@ -70,14 +70,16 @@ def run_script(engine: Engine, c: ModelConfig, given: Mapping[str, Array]) -> Ar
         new = commit(engine, c, state, prompt[:, start:stop], keep)
         _note(out, engine, f"commit.{part}", new["logits"])
         state = advance(c, state, new)
-        half = blocks[:, : KEPT_ROWS] if part == "near" else blocks[:, KEPT_ROWS:]
+        half = blocks[:, :KEPT_ROWS] if part == "near" else blocks[:, KEPT_ROWS:]
         for i in range(max(1, KEPT_ROWS // 2 // c.block_size)):
             block = half[:, i * c.block_size : (i + 1) * c.block_size][:, :KEPT_ROWS]
             feeds = {"ids": block, "length": _length(state), **_arrays(c, state)}
             logits = engine.run("preview", feeds)["logits"][:, : KEPT_ROWS // 2]
             _note(out, engine, f"preview.{part}.{i}", logits)
         draft = drafts[:, :DRAFT_ROWS] if part == "near" else drafts[:, DRAFT_ROWS:]
-        verified = engine.run("verify", {"ids": draft, "length": _length(state), **_arrays(c, state)})
+        verified = engine.run(
+            "verify", {"ids": draft, "length": _length(state), **_arrays(c, state)}
+        )
         _note(out, engine, f"verify.{part}", verified["logits"])
         if c.gdn_layers:
             feeds = {n: state[n] for n in interface.recurrent_names(c)}

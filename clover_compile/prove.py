@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from clover_compile.checkpoint import Checkpoint
 from clover_compile.eager import TIE, EagerEngine
 from clover_compile.errors import VerdictError
 from clover_compile.model.clover import Clover
+from clover_compile.model.config import ModelConfig
 from clover_compile.runtime.bundle import LoadedBundle
 from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.session import Session
@@ -39,9 +40,7 @@ class Watched:
         self.tokens = 0
         self.limit: int | None = None
 
-    def run(
-        self, unit: str, feeds: dict[str, Array], outputs: Any = None
-    ) -> dict[str, Array]:
+    def run(self, unit: str, feeds: dict[str, Array], outputs: Any = None) -> dict[str, Array]:
         """Runs one Unit of the eager model."""
         if unit == "pick":
             self.tokens = int(feeds["row0"][0]) - 1
@@ -105,24 +104,35 @@ def prove(
     """
     stored = loaded.path / "probes.safetensors"
     arrays = dict(load_file(stored)) if truth is None else dict(truth)
+    # A bundle keeps the sizes under the names of the config; no checkpoint is at hand.
+    config = cast(ModelConfig, loaded.sizes)
     session = Session(loaded.engine, loaded.sizes, loaded.rules, loaded.context)
-    figures = verify.compare(loaded.engine, loaded.sizes, arrays, dtype)
+    figures = verify.compare(loaded.engine, config, arrays, dtype)
     faults: list[str] = figures.pop("faults")
     figures["generations"] = _generations(session, arrays, dtype, faults)
     for unit, row in figures["units"].items():
         say(
-            f"    {unit}: {row['rows']} rows, max error {row['max_error']:.1e} of the largest logit, "
+            f"    {unit}: {row['rows']} rows, max error {row['max_error']:.1e} of the largest, "
             f"KL {row['mean_kl']:.1e}, top-1 {row['top1']:.2%}"
         )
     outcome, reason = "passed", ""
     if not bool(arrays["enough"]):
-        outcome, reason = "unproved", (
-            f"fewer than {probes.LEAST_ROWS} probe rows are free of ties in routing, so no two "
-            "correct engines need agree"
+        outcome, reason = (
+            "unproved",
+            (
+                f"fewer than {probes.LEAST_ROWS} probe rows are free of ties in routing, so no two "
+                "correct engines need agree"
+            ),
         )
     elif faults:
         raise VerdictError(reason="; ".join(faults))
-    return {"bundle": loaded.identity, "outcome": outcome, "reason": reason, "dtype": dtype, **figures}
+    return {
+        "bundle": loaded.identity,
+        "outcome": outcome,
+        "reason": reason,
+        "dtype": dtype,
+        **figures,
+    }
 
 
 def _generations(
@@ -137,6 +147,8 @@ def _generations(
         equal = got == want if whole else got[:limit] == want[:limit]
         figures[way] = {"equal": equal, "compared": limit, "tokens": len(want)}
         if not equal and verify.LIMITS[dtype].generations:
-            first = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), len(got))
+            first = next(
+                (i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), len(got)
+            )
             faults.append(f"{way}: generation differs from token {first} on")
     return figures

@@ -70,9 +70,14 @@ def entry(model: Clover, generation: GenerationConfig, unit: str) -> nn.Module:
 
 
 def example(
-    c: ModelConfig, unit: str, rows: int, prefix: int, seed: int = 0, dtype: torch.dtype = torch.float32
+    c: ModelConfig,
+    unit: str,
+    rows: int,
+    prefix: int,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """Random inputs of a Unit: `rows` new rows after `prefix` committed ones, in interface order."""
+    """Random inputs of a Unit, in order: `rows` new rows after `prefix` committed ones."""
     g = torch.Generator().manual_seed(seed)
     kk, heads = c.linear_conv_kernel_dim - 1, c.linear_num_value_heads
     shapes: dict[str, tuple[int, ...]] = {

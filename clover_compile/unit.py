@@ -1,4 +1,4 @@
-"""A Unit: one exported graph with named inputs, outputs and weights, that prints and runs on CPU."""
+"""A Unit: one exported graph with named arrays and weights, that prints and runs on CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Source = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of the checkpoint, or an expression over such tensors, evaluated when it is needed."""
+    """A checkpoint tensor, or an expression over such tensors, evaluated when it is needed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -107,7 +107,8 @@ class Unit:
 
     @property
     def graph(self) -> fx.Graph:
-        return self.program.graph
+        graph: fx.Graph = self.program.graph
+        return graph
 
     def fused(self, op: str | None = None) -> Iterator[fx.Node]:
         """Nodes of the fused op `op`, or of any of them."""
@@ -128,11 +129,15 @@ class Unit:
         """The canonical, stable text of the graph."""
         return unit_text.render(self)
 
+    def _node(self, name: str) -> fx.Node:
+        found: fx.Node = next(n for n in self.graph.nodes if n.name == name)
+        return found
+
     def add_weight(self, weight: Weight, value: Tensor) -> fx.Node:
         """Adds a weight as a placeholder; `value` is its fake tensor."""
         for node_name, known in self.weights.items():
             if known.name == weight.name:
-                return next(n for n in self.graph.nodes if n.name == node_name)
+                return self._node(node_name)
         first = next(iter(self.graph.nodes))
         with self.graph.inserting_before(first):
             node = self.graph.placeholder("folded")
@@ -205,12 +210,14 @@ def _regions(program: ExportedProgram) -> list[RegionCall]:
         op, signature = call.fqn.split(".")[-1], call.signature
         if signature is not None and op in REGIONS:
             flat = [
-                nodes[a.name] if isinstance(a, TensorArgument) else a.value  # type: ignore[union-attr]
+                nodes[a.name] if isinstance(a, TensorArgument) else a.value
                 for a in signature.inputs
             ]
             positional, _ = pytree.tree_unflatten(flat, signature.in_spec)
             outputs = tuple(nodes.get(a.name) for a in signature.outputs)
-            found.append(RegionCall(call.fqn.removeprefix("clover."), op, tuple(positional), outputs))
+            found.append(
+                RegionCall(call.fqn.removeprefix("clover."), op, tuple(positional), outputs)
+            )
         if call.fqn:
             call.signature = None
     return found

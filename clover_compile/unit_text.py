@@ -1,4 +1,4 @@
-"""The canonical text of a Unit: our own printer, so that a new torch does not rewrite every snapshot."""
+"""The canonical text of a Unit: our own printer, so that a new torch changes no snapshot."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ _SHORT = {
 
 
 def render(unit: Unit) -> str:
-    """One line per input, node and output; weights are quoted names, symbols have their declared names."""
+    """One line per input, node and output; weights are quoted, symbols have declared names."""
     printer = _Printer(unit)
     lines = [f"unit {unit.name}"]
-    lines += [printer.line(node) for node in unit.graph.nodes if node.op != "placeholder" or printer.shown(node)]
+    lines += [
+        printer.line(node)
+        for node in unit.graph.nodes
+        if node.op != "placeholder" or printer.shown(node)
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -40,8 +40,10 @@ LIMITS: dict[str, Limits] = {
 LOGIT_UNITS = ("commit", "verify", "preview")
 
 
-def compare(engine: Engine, c: ModelConfig, probe: Mapping[str, Array], dtype: str) -> dict[str, Any]:
-    """Runs the probes on an engine; returns the figures and, under `faults`, what misses its limit."""
+def compare(
+    engine: Engine, c: ModelConfig, probe: Mapping[str, Array], dtype: str
+) -> dict[str, Any]:
+    """Runs the probes on an engine; returns figures and, under `faults`, what misses a limit."""
     limits, faults = LIMITS[dtype], list[str]()
     given = {k[3:]: v for k, v in probe.items() if k.startswith("in.")}
     want = {k[4:]: v for k, v in probe.items() if k.startswith("out.")}
@@ -66,7 +68,11 @@ def compare(engine: Engine, c: ModelConfig, probe: Mapping[str, Array], dtype: s
 
 
 def _logit_figures(
-    unit: str, want: Mapping[str, Array], got: Mapping[str, Array], limits: Limits, faults: list[str]
+    unit: str,
+    want: Mapping[str, Array],
+    got: Mapping[str, Array],
+    limits: Limits,
+    faults: list[str],
 ) -> dict[str, Any]:
     a, b, left = [], [], 0
     for name in (n for n in want if n.startswith(f"{unit}.") and n.endswith(".rows")):
@@ -109,11 +115,17 @@ def _constant_answer(want: Mapping[str, Array], faults: list[str]) -> None:
     best = np.concatenate(logits).argmax(-1)
     share = np.bincount(best).max() / len(best)
     if share > 0.5:
-        faults.append(f"{share:.0%} of the probes have the same top-1: they would not catch a constant")
+        faults.append(
+            f"{share:.0%} of the probes have the same top-1: they would not catch a constant"
+        )
 
 
 def _array_figures(
-    kind: str, want: Mapping[str, Array], got: Mapping[str, Array], limits: Limits, faults: list[str]
+    kind: str,
+    want: Mapping[str, Array],
+    got: Mapping[str, Array],
+    limits: Limits,
+    faults: list[str],
 ) -> dict[str, float]:
     worst: dict[str, float] = {}
     tied = any(
@@ -145,16 +157,18 @@ def _pick_figures(
     errors: dict[str, float] = {}
     for name in (n for n in want if n.startswith("pick.")):
         key = name.split(".")[-1]
-        error = float((want[name] != got[name]).mean()) if key == "ids" else relative(want[name], got[name])
+        error = (
+            float((want[name] != got[name]).mean())
+            if key == "ids"
+            else relative(want[name], got[name])
+        )
         errors[key] = max(errors.get(key, 0.0), error)
     for key, error in errors.items():
         _judge(f"pick {key}", error, 1e-4 if key != "ids" else 0.0, faults)
     return errors
 
 
-def _parts(
-    engine: Engine, c: ModelConfig, ids: Array, limits: Limits, faults: list[str]
-) -> float:
+def _parts(engine: Engine, c: ModelConfig, ids: Array, limits: Limits, faults: list[str]) -> float:
     """T rows at once against one by one, on the bundle alone; the worst state array's error."""
 
     def state_after(sizes: list[int]) -> probes.Arrays:

@@ -16,7 +16,8 @@ ALIGNMENT = 64
 """Every tensor starts at a multiple of this, so that mapped weights suit vector loads."""
 
 _DTYPES = {
-    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3",
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
 }  # fmt: skip
 
 
@@ -38,7 +39,9 @@ class Stored:
 
 
 def write_weights(
-    path: Path, tensors: Sequence[Stored], progress: Callable[[int, int], None] = lambda done, total: None
+    path: Path,
+    tensors: Sequence[Stored],
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, dict[str, Any]]:
     """Writes the file; returns name -> {file, offset (bytes from the start), shape, dtype}.
 
@@ -49,7 +52,11 @@ def write_weights(
     for t in tensors:
         position = -(-position // ALIGNMENT) * ALIGNMENT
         offsets = [position, position + t.nbytes]
-        header[t.name] = {"dtype": _DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": offsets}
+        header[t.name] = {
+            "dtype": _DTYPES[t.dtype],
+            "shape": list(t.shape),
+            "data_offsets": offsets,
+        }
         position += t.nbytes
     text = json.dumps(_without_holes(header), separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
@@ -60,8 +67,10 @@ def write_weights(
             stream.seek(start + header[t.name]["data_offsets"][0])
             value = t.value().contiguous()
             if tuple(value.shape) != t.shape or value.dtype != t.dtype:
-                raise ValueError(f"{t.name}: {tuple(value.shape)} {value.dtype} instead of {t.shape}")
-            stream.write(memoryview(value.view(torch.uint8).numpy()).cast("B"))
+                raise ValueError(
+                    f"{t.name}: {tuple(value.shape)} {value.dtype} instead of {t.shape}"
+                )
+            stream.write(value.view(torch.uint8).numpy().data)
             progress(stream.tell() - start, position)
         stream.truncate(start + _end(header))
     return {

@@ -43,10 +43,14 @@ _SMALL = {"hidden_size": 32, "moe_intermediate_size": 16, "threshold": 0.4}
 CONFIGURATIONS = [
     Configuration("plain", {"block_size": 16}, prompt_lengths=(1, 33)),
     Configuration("release-ratios", {"block_size": 32, "threshold": 0.95}, budget=33),
-    Configuration("one-key-head", {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "block_size": 8}),
+    Configuration(
+        "one-key-head",
+        {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "block_size": 8},
+    ),
     Configuration(
         "odd-heads",
-        {"num_attention_heads": 6, "num_key_value_heads": 2, "num_experts_per_tok": 3, "block_size": 16}
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "num_experts_per_tok": 3,
+         "block_size": 16}
         | _vocabulary(331),
         prompt_lengths=(32, 33),
     ),
@@ -58,10 +62,14 @@ CONFIGURATIONS = [
     Configuration(
         "every-second-attention",
         {"num_hidden_layers": 5, "full_attention_interval": 2, "num_key_value_heads": 1,
-         "partial_rotary_factor": 0.5, "num_experts": 8, "num_experts_per_tok": 8, "coreset_enabled": False},
+         "partial_rotary_factor": 0.5, "num_experts": 8, "num_experts_per_tok": 8,
+         "coreset_enabled": False},
         prompt_lengths=(33,),
     ),
-    Configuration("attention-only", {"num_hidden_layers": 2, "full_attention_interval": 1, "block_size": 8}),
+    Configuration(
+        "attention-only",
+        {"num_hidden_layers": 2, "full_attention_interval": 1, "block_size": 8},
+    ),
     Configuration("top-1", {"num_experts_per_tok": 1, "block_size": 16}),
     Configuration("top-2-of-4", {"num_experts": 4, "num_experts_per_tok": 2, "block_size": 8}),
     Configuration("top-5", {"num_experts_per_tok": 5, "block_size": 16}, prompt_lengths=(1, 65)),
@@ -74,7 +82,11 @@ CONFIGURATIONS = [
     Configuration("threshold-1", {"threshold": 1.0, "block_size": 8}, budget=13),
     Configuration("penalties", {"block_size": 8, "threshold": 0.3} | _PENALTIES, budget=29),
     Configuration("ramps", {"block_size": 8, "threshold": 0.3} | _RAMPS, budget=29),
-    Configuration("penalties-and-ramps", {"block_size": 16, "threshold": 0.5} | _PENALTIES | _RAMPS, budget=33),
+    Configuration(
+        "penalties-and-ramps",
+        {"block_size": 16, "threshold": 0.5} | _PENALTIES | _RAMPS,
+        budget=33,
+    ),
     Configuration("larger-weights", {"block_size": 16}, scale=0.15),
     Configuration("odd-vocabulary", {"block_size": 32} | _vocabulary(397), prompt_lengths=(31, 32)),
     Configuration("long-prompt", {"block_size": 16}, prompt_lengths=(300,), budget=16),

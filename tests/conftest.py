@@ -1,12 +1,15 @@
-"""Settings of every test run: one thread, repeatable hypothesis, a cache folder of its own."""
+"""Settings of every test run: one thread, fixed hypothesis, its own cache folder, no network."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -35,3 +38,16 @@ def _one_thread() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_network() -> Iterator[None]:
+    """Nothing here may depend on another machine, nor reach one by accident."""
+
+    def refuse(self: socket.socket, *arguments: Any) -> None:
+        raise RuntimeError(f"a test tried to connect to {arguments[0]!r}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.setattr(socket.socket, "connect_ex", refuse)
+        yield

@@ -139,8 +139,10 @@ def test_a_preview_leaves_the_state_bit_identical(session: Session) -> None:
     assert all(np.array_equal(before[name], x) for name, x in state.feeds().items())
 
 
-def test_noise_repeats_with_the_seed_and_the_draw_follows_the_distribution(session: Session) -> None:
-    draw = {"decode": "causal", "temperature": 1.0, "top_k": 4}
+def test_noise_repeats_with_the_seed_and_the_draw_follows_the_distribution(
+    session: Session,
+) -> None:
+    draw: dict[str, Any] = {"decode": "causal", "temperature": 1.0, "top_k": 4}
     prompt = [3, 1, 4]
     logits = session.commit(session.new_state(), prompt)[-1].astype(np.float64)
     logits[session.rules.mask_token_id] = -np.inf

@@ -116,6 +116,28 @@ def test_every_test_class_and_file_collects_a_test() -> None:
     assert not idle
 
 
+def test_no_test_is_left_out_without_a_reason() -> None:
+    left_out = [
+        f"{_name(path)}:{node.lineno}"
+        for path in _modules(TESTS)
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Attribute)
+        if node.attr == "xfail" or (node.attr in ("skip", "skipif") and id(node) not in _told(path))
+    ]
+    assert not left_out
+
+
+def _told(path: Path) -> set[int]:
+    """The calls of skip and skipif that say why, by identity of what is called."""
+    return {
+        id(call.func)
+        for call in ast.walk(_tree(path))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        if any(word.arg == "reason" for word in call.keywords)
+        or (call.func.attr == "skip" and call.args)
+    }
+
+
 def test_the_signposts_point_into_the_package() -> None:
     for name in ("passes", "kernels", "targets"):
         assert (ROOT / name).readlink() == Path("clover_compile") / name

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clover_compile.model.config import ModelConfig
-from clover_compile.model.layers import Attention, GatedDeltaNet, Linear, MixtureOfExperts, Norm, weight
+from clover_compile.model.layers import (
+    Attention,
+    GatedDeltaNet,
+    Linear,
+    MixtureOfExperts,
+    Norm,
+    weight,
+)
 
 State = dict[str, Tensor]
 """`ring.i` [B, K-1, C], `S.i` [B, HV, DK, DV] fp32, `k.i`, `v.i` [B, R, KV, D] by name."""
@@ -87,6 +95,12 @@ class Clover(nn.Module):
         logits: Tensor = self.lm_head(normed)
         return logits.float()
 
+    def layer(self, index: int) -> Layer:
+        """One layer."""
+        found = self.model.layers[index]
+        assert isinstance(found, Layer)
+        return found
+
     def _rows(
         self, ids: Tensor, length: Tensor, state: State, preview: bool, new: State, tape: State
     ) -> tuple[Tensor, Tensor]:
@@ -94,7 +108,8 @@ class Clover(nn.Module):
         h: Tensor | None = None
         x = self.model.embed_tokens(ids)
         angles = self.model.rotary(length, ids.shape[1]) if self.config.attention_layers else None
-        for i, layer in enumerate(self.model.layers):
+        for i in range(self.config.num_hidden_layers):
+            layer = self.layer(i)
             h, normed = layer.input_layernorm(x, h)
             if self.config.is_attention(i):
                 x, new[f"k.{i}"], new[f"v.{i}"] = layer.self_attn(
@@ -111,18 +126,20 @@ class Clover(nn.Module):
         assert h is not None
         return x, h
 
-    def commit(self, ids: Tensor, length: Tensor, keep: Tensor, state: State) -> tuple[Tensor, State]:
-        """Runs ids [B, T] causally; logits [B, keep, V] of the last rows, new ring, S, k, v rows."""
+    def commit(
+        self, ids: Tensor, length: Tensor, keep: Tensor, state: State
+    ) -> tuple[Tensor, State]:
+        """Runs ids [B, T] causally; logits [B, keep, V] of the last rows, new state arrays."""
         new: State = {}
         x, h = self._rows(ids, length, state, False, new, {})
-        count = keep.item()
+        count: Any = keep.item()
         torch._check(count >= 0)
         torch._check(count <= ids.shape[1])
         first = ids.shape[1] - count
         return self.head(x.narrow(1, first, count), h.narrow(1, first, count)), new
 
     def verify(self, ids: Tensor, length: Tensor, state: State) -> tuple[Tensor, State]:
-        """Runs ids [B, T] causally; logits of all rows, new k, v rows and the tapes; no ring, no S."""
+        """Runs ids [B, T] causally; logits of all rows, new k, v rows and the tapes."""
         new: State = {}
         tape: State = {}
         logits = self.head(*self._rows(ids, length, state, False, new, tape))
@@ -133,7 +150,7 @@ class Clover(nn.Module):
         """ring and S after the first `rows` (i32 [B]) rows of the tapes of a verify."""
         new: State = {}
         for i in self.config.gdn_layers:
-            layer = self.model.layers[i].linear_attn
+            layer = self.layer(i).linear_attn
             new[f"ring.{i}"], new[f"S.{i}"] = layer.replay(
                 tape[f"tape.{i}"], state[f"ring.{i}"], state[f"S.{i}"], rows
             )
@@ -155,5 +172,8 @@ def _empty_state(c: ModelConfig, batch: int, dtype: torch.dtype) -> Iterator[tup
                 yield name, torch.zeros(batch, 0, c.num_key_value_heads, c.head_dim, dtype=dtype)
         else:
             heads, dk, dv = c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim
-            yield f"ring.{i}", torch.zeros(batch, c.linear_conv_kernel_dim - 1, c.conv_dim, dtype=dtype)
+            yield (
+                f"ring.{i}",
+                torch.zeros(batch, c.linear_conv_kernel_dim - 1, c.conv_dim, dtype=dtype),
+            )
             yield f"S.{i}", torch.zeros(batch, heads, dk, dv)

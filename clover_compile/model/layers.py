@@ -124,7 +124,9 @@ class GatedDeltaNet(nn.Module):
         )  # fmt: skip
         return y, new_ring, new_state
 
-    def commit(self, x: Tensor, ring: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def commit(
+        self, x: Tensor, ring: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x [B, T, H] -> mixer output [B, T, H], new ring, new state, tape [B, T, C + 2 HV]."""
         u, z, a = self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_a(x)
         b = self.in_proj_b(x)
@@ -149,7 +151,8 @@ class GatedDeltaNet(nn.Module):
             self.bd_softmax_history_bias.float(), self.bd_softmax_history_c.float(),
             self.norm.weight, self.eps, self.key_heads,
         )  # fmt: skip
-        return self.out_proj(y)
+        out: Tensor = self.out_proj(y)
+        return out
 
 
 class Attention(nn.Module):
@@ -166,7 +169,13 @@ class Attention(nn.Module):
         self.block_attention = Region(block_attention)
 
     def forward(
-        self, x: Tensor, k: Tensor, v: Tensor, length: Tensor, angles: tuple[Tensor, Tensor], causal: bool
+        self,
+        x: Tensor,
+        k: Tensor,
+        v: Tensor,
+        length: Tensor,
+        angles: tuple[Tensor, Tensor],
+        causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, H], prefix k, v [B, R, KV, D] -> mixer output, the block's k and v."""
         out, new_k, new_v = self.block_attention(

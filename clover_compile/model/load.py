@@ -10,7 +10,13 @@ from torch import Tensor
 from clover_compile.model.clover import Clover
 from clover_compile.model.config import ModelConfig
 
-WIDE = ("A_log", "dt_bias", "bd_softmax_logit_scale", "bd_softmax_history_bias", "bd_softmax_history_c")
+WIDE = (
+    "A_log",
+    "dt_bias",
+    "bd_softmax_logit_scale",
+    "bd_softmax_history_bias",
+    "bd_softmax_history_c",
+)
 """Last parts of the names of weights that are fp32 whatever the activation dtype."""
 
 
@@ -20,7 +26,9 @@ def dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def load_model(
-    config: ModelConfig, tensor: Callable[[str, torch.dtype], Tensor], dtype: torch.dtype = torch.float32
+    config: ModelConfig,
+    tensor: Callable[[str, torch.dtype], Tensor],
+    dtype: torch.dtype = torch.float32,
 ) -> Clover:
     """The eager model with the tensors that `tensor(name, dtype)` gives by canonical name.
 

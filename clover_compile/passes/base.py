@@ -36,7 +36,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Event:
-    """What the observer is told after each pass (and once before the first, with `label` "trace")."""
+    """What the observer is told after each pass, and once before the first (label "trace")."""
 
     unit: Unit
     label: str

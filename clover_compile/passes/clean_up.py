@@ -22,7 +22,12 @@ CHECKS = (
 """Run-time checks of traced metadata; the verdict proves what they guard."""
 
 CASTS = (_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten._to_copy.default)
-COPIES = (_aten.lift_fresh_copy.default, _aten.detach.default, _aten.detach_.default, _aten.alias.default)
+COPIES = (
+    _aten.lift_fresh_copy.default,
+    _aten.detach.default,
+    _aten.detach_.default,
+    _aten.alias.default,
+)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,6 @@ def _fold(node: fx.Node, known: dict[fx.Node, Weight]) -> Weight | None:
         return None
     if not node.all_input_nodes or any(n not in known for n in node.all_input_nodes):
         return None
-    arguments: Any = fx.node.map_arg(node.args, known.__getitem__)
+    arguments: Any = fx.node.map_arg(node.args, lambda n: known[n])  # type: ignore[arg-type, return-value]
     assert callable(node.target)
     return Weight(tuple(value.shape), value.dtype, target=node.target, arguments=tuple(arguments))

@@ -15,7 +15,11 @@ from clover_compile.unit import Unit, Weight
 _aten = torch.ops.aten
 
 GROUPS: tuple[tuple[str, ...], ...] = (
-    ("linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight", "linear_attn.in_proj_a.weight"),
+    (
+        "linear_attn.in_proj_qkv.weight",
+        "linear_attn.in_proj_z.weight",
+        "linear_attn.in_proj_a.weight",
+    ),
     ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
     ("mlp.gate.weight", "mlp.shared_expert_gate.weight"),
 )
@@ -30,7 +34,7 @@ class JoinProjections(Pass):
     name: ClassVar[str] = "join-projections"
 
     def apply(self, unit: Unit) -> int:
-        by_weight = {unit.weights[n.args[1].name].leaf: n for n in _linears(unit)}
+        by_weight = {unit.weights[_matrix(n).name].leaf: n for n in _linears(unit)}
         count = 0
         for leaf in list(by_weight):
             for group in GROUPS:
@@ -46,15 +50,21 @@ def _linears(unit: Unit) -> list[fx.Node]:
     return [
         n
         for n in unit.graph.nodes
-        if n.target is _aten.linear.default and n.args[1].name in unit.weights
+        if n.target is _aten.linear.default and _matrix(n).name in unit.weights
     ]
+
+
+def _matrix(linear: fx.Node) -> fx.Node:
+    matrix = linear.args[1]
+    assert isinstance(matrix, fx.Node)
+    return matrix
 
 
 def _join(unit: Unit, members: list[fx.Node]) -> None:
     rows = members[0].args[0]
     if any(member.args[0] is not rows for member in members):
         raise ValueError(f"{members[0].name} and its group read different rows")
-    weights = [unit.weights[member.args[1].name] for member in members]
+    weights = [unit.weights[_matrix(member).name] for member in members]
     sizes = [weight.shape[0] for weight in weights]
     joined = Weight(
         (sum(sizes), weights[0].shape[1]),
@@ -63,9 +73,7 @@ def _join(unit: Unit, members: list[fx.Node]) -> None:
         arguments=(tuple(weights), 0),
     )
     values = [member.meta["val"] for member in members]
-    matrix = unit.add_weight(
-        joined, torch.cat([member.args[1].meta["val"] for member in members])
-    )
+    matrix = unit.add_weight(joined, torch.cat([_matrix(member).meta["val"] for member in members]))
     with unit.graph.inserting_before(members[0]):
         product = unit.graph.call_function(_aten.linear.default, (rows, matrix))
         product.meta["val"] = torch.cat(values, -1)

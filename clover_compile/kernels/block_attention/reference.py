@@ -11,7 +11,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first 2 * cos.shape[-1] channels of x [B, T, heads, D], pairing i with i + half."""
+    """Rotates the leading channels of x [B, T, heads, D], pairing i with i + half."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = cos[:, :, None], sin[:, :, None]

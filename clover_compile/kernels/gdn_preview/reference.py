@@ -1,4 +1,4 @@
-"""The bidirectional Gated DeltaNet of a preview in plain torch: the meaning of clover::gdn_preview."""
+"""The bidirectional Gated DeltaNet of a preview: the meaning of clover::gdn_preview."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clover_compile.kernels.gdn_scan.reference import gated_norm, split_heads
+from clover_compile.kernels.gdn_scan.reference import convolve, gated_norm, split_heads
 
 CALIBRATION_ROWS = 32
-"""The block length at which the history slot's bias needs no correction: a constant of the model."""
+"""Block length at which the history slot needs no correction: a constant of the model."""
 
 
 def gdn_preview(
@@ -38,7 +38,7 @@ def gdn_preview(
     length, width = u.shape[1], taps.shape[1]
     right = u.new_zeros(u.shape[0], width // 2, u.shape[2])
     full = torch.cat([ring, u, right], 1).float()
-    mixed = sum(full[:, j : j + length] * taps[:, j].float() for j in range(width))
+    mixed = convolve(full, taps, length)
     q, k, v = split_heads(F.silu(mixed), key_heads, dk, dv)
     q, k = (x.repeat_interleave(heads // key_heads, 2).transpose(1, 2) for x in (q, k))
     v = v.transpose(1, 2)

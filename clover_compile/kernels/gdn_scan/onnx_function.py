@@ -79,8 +79,8 @@ def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxF
         outputs = ("new_ring", "new_state")
         return build("GdnReplay", unused, outputs, body, returns=(1, 2), kernels=_KERNELS)
     body += gated_norm("o", heads, dv, constants["eps"])
-    outputs = ("y", "new_ring", "new_state")
-    return build("GdnScan", names, outputs, body, returns=(0, 1, 2), kernels=_KERNELS)
+    everything = ("y", "new_ring", "new_state")
+    return build("GdnScan", names, everything, body, returns=(0, 1, 2), kernels=_KERNELS)
 
 
 def primitive(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:

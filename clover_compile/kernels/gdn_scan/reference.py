@@ -58,8 +58,16 @@ def _(
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """x / sqrt(sum x^2 + 1e-6) along the last axis; the constant is the model's, not the norm's eps."""
+    """x / sqrt(sum x^2 + 1e-6) along the last axis; the constant is not the norm's eps."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def convolve(rows: Tensor, taps: Tensor, length: int) -> Tensor:
+    """Depthwise convolution of fp32 rows [B, length + K - 1, C] with taps [C, K]."""
+    mixed = rows[:, :length] * taps[:, 0].float()
+    for j in range(1, taps.shape[1]):
+        mixed = mixed + rows[:, j : j + length] * taps[:, j].float()
+    return mixed
 
 
 def split_heads(rows: Tensor, key_heads: int, dk: int, dv: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +78,7 @@ def split_heads(rows: Tensor, key_heads: int, dk: int, dv: int) -> tuple[Tensor,
 
 
 def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of o [B, T, HV, DV] per head times weight [DV] times silu(z); returns [B, T, HV * DV]."""
+    """RMS norm per head of o [B, T, HV, DV], times weight [DV], times silu(z) [B, T, HV * DV]."""
     o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + eps) * weight.float()
     return (o.flatten(2) * F.silu(z.float())).to(z.dtype)
 
@@ -97,11 +105,11 @@ def gdn_scan(
     conv: [C, K]; decay: [HV], -exp(A_log); dt_bias: [HV]; norm: [DV]; rows: i32 [B] or None: rows
     from that one on leave ring and state alone. Returns y like z, the new ring and the new state.
     """
-    heads, dk, dv = state.shape[1:]
+    _, dk, dv = state.shape[1:]
     length, taps = u.shape[1], conv.shape[1]
     full = torch.cat([ring, u], 1)
     wide = full.float()
-    mixed = sum(wide[:, j : j + length] * conv[:, j].float() for j in range(taps))
+    mixed = convolve(wide, conv, length)
     q, k, v = split_heads(F.silu(mixed), key_heads, dk, dv)
     b, a = b.float(), a.float()
     if rows is None:

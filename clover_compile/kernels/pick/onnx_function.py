@@ -54,7 +54,7 @@ def _rows() -> str:
         position = Unsqueeze(position_flat, last_axis)"""
 
 
-def _ids(fixed: list[int]) -> str:
+def _ids(always: list[int]) -> str:
     """touched [M]: every id whose logit may change (an id may stand there twice)."""
     return f"""
         presence_off = Equal(presence, nothing)
@@ -76,7 +76,7 @@ def _ids(fixed: list[int]) -> str:
         >
         draft_safe = Max(draft, zero)
         draft_flat = Reshape(draft_safe, last_axis)
-        fixed = {ints(*fixed)}
+        fixed = {ints(*always)}
         touched = Concat <axis = 0> (seen, draft_flat, fixed)"""
 
 
@@ -248,7 +248,7 @@ def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxF
     (vocab,) = fixed(inputs["logits"][2])
     stop_ids, think_end_id = constants["stop_ids"], constants["think_end_id"]
     mask_id = constants["mask_id"]
-    fixed = sorted({mask_id, *stop_ids} | ({think_end_id} if think_end_id >= 0 else set()))
+    always = sorted({mask_id, *stop_ids} | ({think_end_id} if think_end_id >= 0 else set()))
     source, allowed = "logits", ""
     if "allow" in inputs:
         source = "allowed"
@@ -260,7 +260,7 @@ def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxF
     body = f"""
         {allowed}
         {_rows()}
-        {_ids(fixed)}
+        {_ids(always)}
         {_penalties(source)}
         {_stops(stop_ids)}
         {_think(think_end_id)}

@@ -1,4 +1,4 @@
-"""Response processing and the choice of each row's token in plain torch: the meaning of clover::pick."""
+"""Response processing and each row's choice of a token: the meaning of clover::pick."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _draw(x: Tensor, scalars: Tensor, noise: Tensor) -> Tensor:
 
 
 def pick(
-    logits: Tensor, counts: Tensor, row0: Tensor, close_open: Tensor, scalars: Tensor, draft: Tensor,
-    running: Tensor, noise: Tensor, allow: Tensor | None,
+    logits: Tensor, counts: Tensor, row0: Tensor, close_open: Tensor, scalars: Tensor,
+    draft: Tensor, running: Tensor, noise: Tensor, allow: Tensor | None,
     mask_id: int, stop_ids: list[int], think_end_id: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Processes each row's logits and chooses its token.
@@ -65,7 +65,7 @@ def pick(
     Returns ids (i64), confidence (probability of the id at temperature 1), p_draft and entropy
     (natural log), each [B, n]. Confidence is NaN exactly when a logit of the row is.
     """
-    rows, vocab = logits.shape[1:]
+    rows = logits.shape[1]
     row = torch.arange(rows, device=logits.device)
     earlier = (row < row[:, None]) & running & (draft >= 0)[:, None]
     before = torch.zeros_like(logits).scatter_add(
