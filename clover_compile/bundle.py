@@ -127,7 +127,8 @@ def write_verdict(folder: Path, verdict: dict[str, Any]) -> None:
     """Replaces verdict.json atomically; adds the hash of its own content."""
     text = canonical_json(verdict)
     verdict = verdict | {"sha256": hashlib.sha256(text).hexdigest()}
-    temporary = folder / "verdict.json.new"
+    # Beside the bundle: nothing that does not belong to it may ever be seen inside.
+    temporary = folder.resolve().parent / f".{folder.name}.verdict-{os.getpid()}"
     write_json(temporary, verdict)
     _sync(temporary)
     temporary.replace(folder / "verdict.json")

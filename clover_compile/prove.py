@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -79,12 +80,17 @@ class Truth:
         rules = GenerationRules.from_dict(values)
         for way, options in WAYS.items():
             watched = Watched(self.engine, c.threshold)
-            session = Session(watched, c, rules, self.context)
+            session = Session(watched, c, _endless(rules), self.context)
             ids = _generate(session, arrays["generate.prompt"], options)
             limit = len(ids) if watched.limit is None else min(watched.limit, len(ids))
             arrays[f"generate.{way}"] = np.array(ids, np.int64)
             arrays[f"generate.{way}.compared"] = np.array(limit)
         return {name: np.array(x, order="C") for name, x in arrays.items()}
+
+
+def _endless(rules: GenerationRules) -> GenerationRules:
+    """The rules without stop ids: a generation that ends at once would prove nothing."""
+    return dataclasses.replace(rules, stop_token_ids=())
 
 
 def _generate(session: Session, prompt: Array, options: dict[str, Any]) -> list[int]:
@@ -106,7 +112,7 @@ def prove(
     arrays = dict(load_file(stored)) if truth is None else dict(truth)
     # A bundle keeps the sizes under the names of the config; no checkpoint is at hand.
     config = cast(ModelConfig, loaded.sizes)
-    session = Session(loaded.engine, loaded.sizes, loaded.rules, loaded.context)
+    session = Session(loaded.engine, loaded.sizes, _endless(loaded.rules), loaded.context)
     figures = verify.compare(loaded.engine, config, arrays, dtype)
     faults: list[str] = figures.pop("faults")
     figures["generations"] = _generations(session, arrays, dtype, faults)
