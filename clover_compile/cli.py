@@ -85,8 +85,9 @@ def build(
     """
 
     def action() -> int:
-        from clover_compile import models
+        from clover_compile import bundle, models
         from clover_compile.options import BuildOptions
+        from clover_compile.targets.table import known
 
         folder = models.find(model)
         options = BuildOptions(
@@ -94,6 +95,9 @@ def build(
             dtype=dtype,
             context=context, force=force, dump_passes=dump_passes,
         )  # fmt: skip
+        # What needs no torch is refused before torch is imported, which takes seconds.
+        known(options.target)
+        bundle.check_output(options.output, options.force)
         from clover_compile import build as builder
 
         result = builder.build(options, lambda line: click.echo(line, err=True), debug=int(debug))

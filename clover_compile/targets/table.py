@@ -39,10 +39,15 @@ TARGETS: dict[str, Row] = {
 }
 
 
-def target(name: str) -> Target:
-    """The target called `name`; raises UnknownTarget with the known ones."""
+def known(name: str) -> Row:
+    """The row of a target; raises UnknownTarget with the known ones."""
     if name not in TARGETS:
         raise UnknownTarget(name=name, known=", ".join(TARGETS))
-    module, attribute = TARGETS[name].target.split(":")
+    return TARGETS[name]
+
+
+def target(name: str) -> Target:
+    """The target called `name`; raises UnknownTarget with the known ones."""
+    module, attribute = known(name).target.split(":")
     found: Target = getattr(importlib.import_module(module), attribute)()
     return found
