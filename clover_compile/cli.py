@@ -18,8 +18,10 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 
 def _guard(debug: bool, action: Callable[[], int | None]) -> None:
     """Runs a command; turns our errors into one line on stderr and an exit status."""
+    from clover_compile import flags
     from clover_compile.runtime.errors import CloverError
 
+    debug = debug or flags.debug()
     try:
         status = action() or 0
     except CloverError as error:

@@ -73,7 +73,8 @@ class Truth:
         c, generation = self.checkpoint.config, self.checkpoint.generation
         arrays, enough = probes.make(self.engine, c)
         arrays["enough"] = np.array(enough)
-        arrays["generate.prompt"] = arrays["in.prompt"][0, :PROMPT_ROWS]
+        rows = min(PROMPT_ROWS, self.context - c.block_size)
+        arrays["generate.prompt"] = arrays["in.prompt"][0, :rows]
         values = generation.to_dict() | {
             "block_size": c.block_size, "threshold": c.threshold, "mask_token_id": c.mask_token_id,
         }  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from clover_compile.runtime.decode import COMMIT_ROWS
 from clover_compile.runtime.engine import Array, Arrays
 from clover_compile.runtime.errors import NotANumber, RunError
+from clover_compile.runtime.pick import Response, Sampling
 from clover_compile.runtime.session import Session
 from clover_compile.runtime.step import Step
 from tests.oracle_engine import allowed, maths, oracle_session, rules_of
@@ -144,6 +145,50 @@ def test_turns_on_one_state_are_one_long_prompt(case: dict[str, Any], way: dict[
     assert again.token_ids == session.generate([*history, *second], 11, **way).token_ids
 
 
+class Scripted:
+    """An engine whose `pick` is as sure as it is told, pass by pass."""
+
+    def __init__(self, engine: Any, sure: list[list[float]]) -> None:
+        self.engine, self.sure = engine, sure
+
+    def run(self, unit: str, feeds: Arrays, outputs: Any = None) -> Arrays:
+        """Runs a Unit; a pick gets the next confidences."""
+        out: Arrays = self.engine.run(unit, feeds, outputs)
+        if unit == "pick":
+            out["confidence"] = np.array([self.sure.pop(0)], np.float32)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("threshold", "sure", "fixed"),
+    [
+        # Confidence equal to the threshold does not fix a row; of equals the first is taken.
+        (
+            0.5,
+            [[0.5, 0.5, 0.75, 0.5], [0.5] * 4, [0.0, 0.5, 0.1, 0.5], [0.0] * 4],
+            ["2", "0", "1", "3"],
+        ),
+        # A fixed row, however sure, does not stand in for an open one.
+        (0.5, [[0.9, 0.1, 0.2, 0.9], [1.0, 0.1, 0.2, 1.0], [1.0, 0.1, 1.0, 1.0]], ["03", "2", "1"]),
+        (0.0, [[0.0] * 4] * 4, ["0", "1", "2", "3"]),
+        (1.0, [[1.0] * 4] * 4, ["0", "1", "2", "3"]),
+    ],
+)
+def test_which_rows_a_pass_fixes(
+    threshold: float, sure: list[list[float]], fixed: list[str]
+) -> None:
+    plain, _ = oracle_session(stop_token_ids=(), block_size=4)
+    engine = Scripted(plain.engine, list(sure))
+    session, steps = Session(engine, plain.sizes, plain.rules, 100), list[Step]()
+    session.generate([1, 2], 4, threshold=threshold, on_step=steps.append)
+    before: tuple[bool, ...] = (False,) * 4
+    told: list[str] = []
+    for step in steps:
+        told.append("".join(str(j) for j in range(4) if step.fixed[j] and not before[j]))
+        before = step.fixed
+    assert told == fixed
+
+
 def _units(session: Session, *arguments: Any, **options: Any) -> list[tuple[str, int]]:
     engine: Any = session.engine
     engine.calls.clear()
@@ -169,6 +214,7 @@ def test_a_round_is_one_preview_one_verify_and_a_replay() -> None:
 def test_a_long_prompt_is_committed_in_parts_and_the_head_runs_once() -> None:
     session, truth = oracle_session(stop_token_ids=())
     prompt = [int(x) for x in np.random.default_rng(0).integers(0, 39, 2 * COMMIT_ROWS + 3)]
+    assert COMMIT_ROWS == 256
     calls = _units(session, prompt, 2, decode="causal")
     assert calls == [("commit", COMMIT_ROWS), ("commit", COMMIT_ROWS), ("commit", 3), ("commit", 1)]
     got = session.generate(prompt, 9)
@@ -300,6 +346,32 @@ def test_a_seed_repeats_and_another_differs(way: str) -> None:
     ]
     assert told[0] == told[1]
     assert len(set(told)) == 3
+
+
+def test_noise_belongs_to_seed_row_and_pass() -> None:
+    plain, _ = oracle_session()
+
+    def noise(seed: int, first: int, rows: int, turn: int) -> Array:
+        response = Response(plain.sizes, plain.rules, Sampling(temperature=1.0, seed=seed))
+        seen: list[Array] = []
+
+        class Watched:
+            def run(self, unit: str, feeds: Arrays, outputs: Any = None) -> Arrays:
+                seen.append(feeds["noise"][0])
+                return plain.engine.run(unit, feeds, outputs)
+
+        logits = np.zeros((1, rows, plain.sizes.vocab_size), np.float32)
+        response.pick(Watched(), "preview", logits, first, turn=turn)
+        return seen[0]
+
+    whole = np.concatenate([noise(s, 1, 250, t) for s in (0, 1, 2**63 - 1) for t in (0, 1, 7)])
+    assert whole.dtype == np.float32
+    assert whole.min() >= 0
+    assert whole.max() < 1
+    assert len(set(whole.tolist())) > 0.999 * len(whole)
+    assert abs(whole.mean() - 0.5) < 0.03
+    # However a response is cut into blocks, a row of a pass has the same noise.
+    assert np.array_equal(noise(5, 3, 8, 2)[4:], noise(5, 7, 4, 2))
 
 
 def test_top_k_of_one_is_greedy() -> None:
