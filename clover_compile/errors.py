@@ -18,17 +18,25 @@ __all__ = [
 
 
 class BuildError(CloverError):
-    """A build could not be finished although its input was usable."""
+    """A build could not be finished although its input was usable; nothing was written."""
 
 
 class VerdictError(BuildError):
-    """The built bundle did not agree with the eager model; no bundle was written."""
+    """The bundle did not agree with the eager model, so no bundle was written, or the old verdict
+    stays. Right after a build this is a fault of the compiler: report it. When an old bundle is
+    verified, the libraries or the machine may be others than it was built with.
+    """
 
-    template = "the bundle does not agree with the eager model: {reason}; nothing was written"
+    template = (
+        "the bundle does not agree with the eager model: {reason}; no verdict was written: "
+        "do not use it, and report this with the bundle's versions"
+    )
 
 
 class NotClover(InputError):
-    """The checkpoint is of another model family; only Clover models can be compiled."""
+    """The checkpoint is of another model family; only Clover models can be compiled. Give the
+    folder of a Clover checkpoint.
+    """
 
     template = (
         "config.json: model_type is {found}, not a CloverMoeModelLM of model_type clover_moe; "
@@ -37,7 +45,9 @@ class NotClover(InputError):
 
 
 class NoModel(InputError):
-    """The model named on the command line is neither a folder nor one of the bundled models."""
+    """The model named on the command line is neither a folder nor one of the bundled models.
+    Nothing is downloaded: fetch the checkpoint first and name its folder.
+    """
 
     template = (
         "{model}: no such folder; give a folder holding config.json and model.safetensors, "
@@ -56,45 +66,60 @@ class SpecialisedDimension(BuildError):
     several. The model code depends on a size in a way the trace cannot follow; report it.
     """
 
-    template = "trace of Unit {unit}: dimension {dimension} should be one symbol but is {found}"
+    template = (
+        "trace of Unit {unit}: dimension {dimension} should be one symbol but is {found}; "
+        "report this with the checkpoint's config.json"
+    )
 
 
 class PassFailed(BuildError):
     """A graph pass did not do what it must. Nothing was written; the message names the pass and the
-    passes that had already run.
+    passes that had already run. `--dump-passes DIR` keeps the graph after each of them.
     """
 
-    template = "pass {name} on Unit {unit}: {reason} (passes already run: {done})"
+    template = (
+        "pass {name} on Unit {unit}: {reason} (passes already run: {done}); "
+        "report this, with what --dump-passes writes"
+    )
 
 
 class UnknownTarget(InputError):
     """The target named on the command line does not exist; `clover-compile targets` lists them."""
 
-    template = "no target is called {name!r}; known targets: {known}"
+    template = "no target is called {name!r}; give one of: {known}"
 
 
 class OutputExists(InputError):
-    """The output is there already; nothing is ever overwritten by accident."""
+    """The output is there already, and nothing is ever overwritten by accident. Choose another
+    name, or let --force replace a bundle.
+    """
 
     template = "{path}: exists; give another -o, or --force to replace the bundle there"
 
 
 class NotOurFolder(InputError):
-    """--force replaces only a bundle: a folder that holds a manifest of ours."""
+    """--force replaces only a bundle, which is a folder that holds a manifest of ours. Remove what
+    is there yourself, or choose another name.
+    """
 
-    template = "{path}: not a bundle (no manifest.json in it); --force does not replace it"
+    template = (
+        "{path}: not a bundle (no manifest.json in it); --force does not replace it: "
+        "give another -o or remove it"
+    )
 
 
 class WrongDtype(InputError):
-    """The target cannot hold its weights in that precision."""
+    """The target cannot hold its weights in that precision; choose one that the message names."""
 
-    template = "--dtype {dtype} is not for target {target}; it takes: {known}"
+    template = "--dtype {dtype} is not for target {target}; give one it takes: {known}"
 
 
 class ContextTooLong(InputError):
-    """The context must hold more than one block and no more rows than the model was made for."""
+    """The context must hold more than one block and no more rows than the model was made for. Leave
+    --context out for the model's own limit.
+    """
 
-    template = "--context {context}: must be above the block size {block} and at most {limit}"
+    template = "--context {context}: give one above the block size {block} and at most {limit}"
 
 
 class NonfiniteWeights(InputError):
@@ -106,6 +131,11 @@ class NonfiniteWeights(InputError):
 
 
 class OtherModel(InputError):
-    """A bundle can be verified only against the checkpoint it was built from."""
+    """A bundle can be verified only against the checkpoint it was built from, file by file. Give
+    that checkpoint, or leave --model out and compare with the bundle's own probes.
+    """
 
-    template = "{model}: not the checkpoint this bundle was built from; other hashes: {files}"
+    template = (
+        "{model}: not the checkpoint this bundle was built from (other hashes: {files}); "
+        "give that one, or leave --model out"
+    )

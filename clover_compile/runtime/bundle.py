@@ -100,7 +100,7 @@ def _rules(checked: Checked) -> GenerationRules:
     except JsonFault as fault:
         raise _bad(checked, f"generation.json {fault}") from None
     except Faults as faults:
-        raise _bad(checked, str(faults)) from None
+        raise _bad(checked, "generation.json: " + "; ".join(faults.faults)) from None
     vocab = checked.manifest["model"]["config"]["vocab_size"]
     if max(rules.mask_token_id, *rules.stop_token_ids, rules.think_end_token_id or 0) >= vocab:
         raise _bad(checked, f"generation.json: an id lies outside the vocabulary of {vocab}")

@@ -27,19 +27,23 @@ def _rebuild(cls: type[CloverError], fields: dict[str, object]) -> CloverError:
 
 
 class InputError(CloverError):
-    """The request, the command line, the checkpoint or the bundle is not usable as given."""
+    """The request, the command line, the checkpoint or the bundle is not usable as given; correct
+    it and try again. Nothing was written.
+    """
 
     exit_status = 2
 
 
 class RunError(CloverError):
-    """Something went wrong while a correct request ran on a correct bundle."""
+    """Something went wrong while a correct request ran on a correct bundle; no answer was given."""
 
 
 class Faults(InputError):
-    """Several faults were found at once; all of them are listed, not only the first."""
+    """Everything that is wrong with a checkpoint or a request, not only the first fault. Each says
+    what is there and what is allowed; correct all of them.
+    """
 
-    template = "{where}: {faults}"
+    template = "{where}: {faults}; correct this and try again"
 
     def __init__(self, where: str, faults: tuple[str, ...]) -> None:
         super().__init__(where=where, faults="; ".join(faults))
@@ -50,7 +54,9 @@ class Faults(InputError):
 
 
 class ContextFull(RunError):
-    """The sequence would grow beyond the context the bundle was built for."""
+    """The sequence would grow beyond the context the bundle was built for. Start a new state, or
+    build again with a larger --context.
+    """
 
     template = (
         "the sequence needs {needed} rows but this bundle holds {context}; start a new state or "
@@ -59,30 +65,37 @@ class ContextFull(RunError):
 
 
 class NotANumber(RunError):
-    """A Unit answered NaN, so no token can be chosen. The weights may be damaged: run
-    `clover-compile verify --model MODEL --locate` to find the layer.
+    """A Unit answered NaN, so no token can be chosen. Damaged files are refused when a bundle is
+    opened, so it is the model itself that leaves the range of fp32 on this prompt: `--locate` names
+    the first layer that does.
     """
 
     template = (
         "Unit {unit} answered NaN at pass {turn}, row {row} (response position {position}); "
-        "`clover-compile verify` tells whether the bundle is sound"
+        "find the layer with `clover-compile verify BUNDLE --model MODEL --locate`"
     )
 
 
 class AutoNeedsCosts(InputError):
-    """`--decode auto` picks the way by measured costs; this bundle carries none."""
+    """`--decode auto` picks the way by measured costs; this bundle carries none. Name a way."""
 
     template = "decode 'auto' needs the bundle's costs.json; name a way: {known}"
 
 
 class EngineFailed(RunError):
-    """The engine's own library refused to run a Unit."""
+    """The engine's own library refused to open or run a Unit: too little memory, or a version that
+    lacks a kernel. Install what the bundle's requirements.txt lists and verify the bundle.
+    """
 
-    template = "Unit {unit} could not run: {reason}"
+    template = (
+        "Unit {unit} could not run: {reason}; check free memory and the bundle's requirements.txt"
+    )
 
 
 class NoBundle(InputError):
-    """The path does not lead to a bundle that a build has finished."""
+    """The path does not lead to a bundle that a build has finished. A killed build leaves none:
+    build again.
+    """
 
     template = "{path}: not a bundle ({reason}); make one with `clover-compile build -o {path}`"
 
@@ -92,14 +105,16 @@ class BadBundle(InputError):
     of it was opened; build it again, or fetch it again.
     """
 
-    template = "{path}: refused: {faults}"
+    template = "{path}: refused: {faults}; mend that, or fetch or build the bundle again"
 
     def __init__(self, path: object, faults: str) -> None:
         super().__init__(path=path, faults=faults)
 
 
 class NotProved(InputError):
-    """The bundle's verdict is not `passed`: nobody has shown that it answers as the model does."""
+    """The bundle's verdict is not `passed`: nobody has shown that it answers as the model does.
+    Verify it on a machine that can run it, or take it as it is with `--unverified`.
+    """
 
     template = (
         "{path}: {outcome}: {reason}; "
@@ -122,12 +137,16 @@ class TemplateFailed(InputError):
 
 
 class BadPrompt(InputError):
-    """The prompt named on the command line cannot be read as a conversation or as token ids."""
+    """The prompt named on the command line cannot be read as a conversation or as token ids. Ids
+    are numbers with commas between them, a conversation is a JSON array of messages.
+    """
 
-    template = "{where}: {reason}"
+    template = "{where}: {reason}; give -p TEXT, --messages FILE or --prompt-ids 1,2,3"
 
 
 class MissingPackage(CloverError):
-    """A library the runner needs is not installed beside this Python."""
+    """A library the runner needs is not installed beside this Python. The bundle's requirements.txt
+    lists all of them.
+    """
 
     template = "the package {package} is not installed; run: pip install -r {requirements}"
