@@ -132,6 +132,7 @@ def test_a_packed_runner_names_no_bundle_and_trusts_its_own(fake: FakeSession) -
         (["x", "--messages", "."], "is not a regular file"),
         (["x", "--messages", "a\x1bb"], "--messages a\\x1bb: is missing"),
         (["x", "--messages", "-"], "is missing"),
+        (["x", "-p", "a", "--exact", "--accept", "release"], "--exact excludes"),
     ],
 )
 def test_wrong_usage_is_one_line_and_two(

@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clover_compile.runtime.errors import BadPrompt, CloverError, MissingPackage
+from clover_compile.runtime.errors import BadPrompt, CloverError, Faults, MissingPackage
 from clover_compile.runtime.strict_json import JsonFault, parse_value, quote, read_file
 from clover_compile.runtime.terminal import one_line, printable
 
@@ -74,6 +74,8 @@ def _run(argv: Sequence[str], bundle: Path | None, prog: str) -> None:
     except ModuleNotFoundError as error:
         raise _missing(error, bundle) from error
     chosen = {name: getattr(arguments, name) for name in FORWARDED if hasattr(arguments, name)}
+    if chosen.get("exact") and chosen.get("accept") == "release":
+        raise Faults("request", ("--exact excludes --accept release; give one of them",))
     live = _live(session) if arguments.live else None
     try:
         answer = session.generate(prompt, on_step=live, **chosen)
