@@ -84,6 +84,7 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: int = 0) -> 
         report.stage("running the probes on the eager model")
         truth = prove.Truth(model, checkpoint, context)
         save_file(truth.arrays(), folder / "probes.safetensors")
+        (folder / "probes.safetensors").chmod(0o644)  # safetensors makes it private
         _write_texts(folder, checkpoint)
         bundle.write_runner(folder, target.requirements)
         content = _manifest(options, target, checkpoint, context, passes, emitted, report)

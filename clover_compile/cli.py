@@ -3,42 +3,73 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Callable
+import traceback
 from pathlib import Path
 from typing import Any
 
 import click
 
-from clover_compile import __version__
+from clover_compile import __version__, flags
+from clover_compile.runtime import streams
+from clover_compile.runtime.errors import CloverError
 
 DEBUG = click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
-def _guard(debug: bool, action: Callable[[], int | None]) -> None:
-    """Runs a command; turns our errors into one line on stderr and an exit status."""
-    from clover_compile import flags
-    from clover_compile.runtime.errors import CloverError
+class Terminated(BaseException):
+    """SIGTERM, as an exception, so that an unfinished build is cleaned up."""
 
-    debug = debug or flags.debug()
+
+def entry() -> None:
+    """The `clover-compile` command."""
+    sys.exit(status(sys.argv[1:]))
+
+
+def status(arguments: list[str]) -> int:
+    """Runs one command line; every error is one line on stderr. Returns the exit status."""
+    debug = "--debug" in arguments or flags.debug()
     try:
-        status = action() or 0
-    except CloverError as error:
+        streams.prepare()
+        signal.signal(signal.SIGTERM, _terminate)
+        code = main(args=arguments, prog_name="clover-compile", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except SystemExit as end:
+        if "PacifyFlush" in type(sys.stdout).__name__:  # click met a broken pipe
+            return streams.PIPE_CLOSED
+        return end.code if isinstance(end.code, int) else 1
+    except click.exceptions.ClickException as error:
+        return _complain(f"{error.format_message()} (try --help)", 2)
+    except BrokenPipeError:
+        streams.abandon_stdout()
+        return streams.PIPE_CLOSED
+    except (KeyboardInterrupt, click.Abort):
+        return _complain("interrupted; nothing was written", streams.INTERRUPTED)
+    except Terminated:
+        return _complain("terminated; nothing was written", streams.TERMINATED)
+    except (CloverError, OSError) as error:
         if debug:
-            raise
-        click.echo(f"clover-compile: {error}", err=True)
-        status = error.exit_status
-    except KeyboardInterrupt:
-        click.echo("clover-compile: interrupted; nothing was written", err=True)
-        status = 130
-    except OSError as error:
-        if debug:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"clover-compile: {where}{error.strerror or error}", err=True)
-        status = 1
-    sys.exit(status)
+            traceback.print_exc()
+        return _complain(_words(error), error.exit_status if isinstance(error, CloverError) else 1)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
+
+
+def _complain(words: str, code: int) -> int:
+    streams.say(f"clover-compile: {words}")
+    return code
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, CloverError) or not isinstance(error, OSError):
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -83,7 +114,8 @@ def build(
     """Compiles MODEL, a checkpoint folder or a bundled model, and proves the result.
 
     MODEL defaults to the bundled demonstration model. The bundle appears only after it agreed with
-    the eager model; a failed or killed build leaves nothing.
+    the eager model; a build that fails leaves nothing, and what a
+    killed one leaves is never a bundle and is removed by the next.
     """
 
     def action() -> int:
@@ -102,17 +134,17 @@ def build(
         bundle.check_output(options.output, options.force)
         from clover_compile import build as builder
 
-        result = builder.build(options, lambda line: click.echo(line, err=True), debug=int(debug))
+        result = builder.build(options, streams.say, debug=int(debug))
         if as_json:
             click.echo(json.dumps(result))
         else:
-            click.echo(f"{result['bundle']}: {_words(result)}")
+            click.echo(f"{result['bundle']}: {_outcome(result)}")
         return 0
 
-    _guard(debug, action)
+    action()
 
 
-def _words(verdict: dict[str, Any]) -> str:
+def _outcome(verdict: dict[str, Any]) -> str:
     return ": ".join(x for x in (verdict["outcome"], verdict.get("reason")) if x)
 
 
@@ -142,11 +174,11 @@ def verify(path: Path, model: str | None, as_json: bool, debug: bool) -> None:
     def action() -> int:
         from clover_compile.reprove import reprove
 
-        verdict = reprove(path, model, lambda line: click.echo(line, err=True))
-        click.echo(json.dumps(verdict) if as_json else f"{path}: {_words(verdict)}")
+        verdict = reprove(path, model, streams.say)
+        click.echo(json.dumps(verdict) if as_json else f"{path}: {_outcome(verdict)}")
         return 0
 
-    _guard(debug, action)
+    action()
 
 
 @main.command()
@@ -163,14 +195,15 @@ def inspect(path: Path, as_json: bool, debug: bool) -> None:
         click.echo(json.dumps(found) if as_json else render(found))
         return 0
 
-    _guard(debug, action)
+    action()
 
 
 @main.command()
 @JSON
-def targets(as_json: bool) -> None:
+@DEBUG
+def targets(as_json: bool, debug: bool) -> None:
     """Lists the targets: what each emits, where it runs, and what is missing here."""
-    from clover_compile.targets.table import TARGETS
+    from clover_compile.targets.table import PLANNED, TARGETS
 
     rows = {
         name: {
@@ -189,6 +222,7 @@ def targets(as_json: bool) -> None:
         click.echo(
             f"{name:<12} {state}\n    emits    {row['emits']}\n    runs on  {row['runs_on']}"
         )
+    click.echo(f"not in this version: {', '.join(PLANNED)}")
 
 
 @main.command()
@@ -212,8 +246,8 @@ def models(as_json: bool, debug: bool) -> None:
                 click.echo(f"{name}  {row['parameters'] / 1e6:.2f} M parameters  {row['folder']}")
         return 0
 
-    _guard(debug, action)
+    action()
 
 
 if __name__ == "__main__":
-    main()
+    entry()

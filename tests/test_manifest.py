@@ -213,6 +213,7 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("path empty", _listed(""), 'lists the path ""'),
     ("path our own", _listed("verdict.json"), 'lists the path "verdict.json"'),
     ("size a float", lambda b: edit(b, files={"x": {"sha256": DIGEST, "size": 1.0}}), "no hash"),
+    ("empty folder", lambda b: (b / "empty").mkdir(), "the empty folder \"empty\" does not"),
     ("size huge", lambda b: edit(b, files={"tokenizer.json": {"sha256": DIGEST, "size": 10**30}}),
         "has 2 bytes instead of 1000000000000000000000000000000"),
     ("hash short", lambda b: edit(b, files={"x": {"sha256": "0", "size": 1}}), "no hash"),
@@ -297,7 +298,6 @@ def test_unverified_never_means_failed(tmp_path: Path) -> None:
 def test_a_sound_bundle_is_read(tmp_path: Path) -> None:
     folder = make_bundle(tmp_path / "x.clover")
     sign(folder, "costs.json", {"bundle": identity(folder), "preview": 1.5})
-    (folder / "empty").mkdir()
     checked = read_bundle(folder)
     assert checked.identity == identity(folder) == bundle_id(folder)
     assert checked.verdict["outcome"] == "passed"

@@ -150,3 +150,9 @@ class MissingPackage(CloverError):
     """
 
     template = "the package {package} is not installed; run: pip install -r {requirements}"
+
+
+class OutputClosed(RunError):
+    """Standard output was closed before the command started, so the result would be lost."""
+
+    template = "{stream} is closed, so the result would be lost; give it a file or a pipe"

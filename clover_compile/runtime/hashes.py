@@ -29,7 +29,7 @@ class Remembered:
     def __init__(self) -> None:
         self.path = _cache_folder() / "clover-compile" / "hashes.json"
         self.known: dict[str, str] = {}
-        with contextlib.suppress(JsonFault):
+        with contextlib.suppress(JsonFault, OSError):
             found = read_json(self.path, _LIMIT * 256)
             if all(_KEY.fullmatch(k) and _HASH.fullmatch(str(v)) for k, v in found.items()):
                 self.known = {k: str(v) for k, v in found.items()}

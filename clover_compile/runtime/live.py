@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -38,16 +39,18 @@ class Live:
     def __call__(self, step: Step) -> None:
         """Draws one step."""
         self._advance(step)
-        if self._repaints:
-            self._repaint(step)
-        else:
-            self._line(step)
+        with contextlib.suppress(OSError):  # a full stderr must not cost the answer
+            if self._repaints:
+                self._repaint(step)
+            else:
+                self._line(step)
 
     def close(self) -> None:
         """Takes the drawing off a terminal, so that the answer can be printed in its place."""
         if self._repaints:
-            self._erase()
-            self._stream.flush()
+            with contextlib.suppress(OSError):
+                self._erase()
+                self._stream.flush()
 
     def _advance(self, step: Step) -> None:
         """Keeps the ids of what came before this block; a round may be repeated or cut short."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,6 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clover_compile.runtime import streams
 from clover_compile.runtime.errors import BadPrompt, CloverError, Faults, MissingPackage
 from clover_compile.runtime.strict_json import JsonFault, parse_value, quote, read_file
 from clover_compile.runtime.terminal import one_line, printable
@@ -20,9 +19,6 @@ from clover_compile.runtime.terminal import one_line, printable
 if TYPE_CHECKING:
     from clover_compile.runtime.live import Live
     from clover_compile.runtime.session import Generation, Prompt, Session
-
-INTERRUPTED, PIPE_CLOSED = 130, 141
-"""128 + the number of the signal, as a shell reports them."""
 
 MAX_MESSAGES = 16 << 20
 """Most bytes of a --messages file."""
@@ -41,19 +37,18 @@ def main(argv: Sequence[str], bundle: Path | None = None, prog: str = "clover-co
     """
     debug = "--debug" in argv
     try:
+        streams.prepare()
         _run(argv, bundle, prog)
         sys.stdout.flush()
         return 0
     except SystemExit as end:  # argparse printed its help or its complaint
         return int(end.code or 0)
     except BrokenPipeError:
-        # The reader left. Nothing more can be said; keep Python from trying at exit.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        streams.abandon_stdout()
+        return streams.PIPE_CLOSED
     except KeyboardInterrupt:
         _complain(prog, "interrupted")
-        return INTERRUPTED
+        return streams.INTERRUPTED
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -86,7 +81,7 @@ def _run(argv: Sequence[str], bundle: Path | None, prog: str) -> None:
         print(json.dumps(_object(answer), allow_nan=False))
         return
     _print_answer(answer)
-    print(_summary(answer), file=sys.stderr)
+    streams.say(_summary(answer))
 
 
 def _load(path: Path, unverified: bool, allow_native: bool) -> Session:
@@ -161,7 +156,7 @@ def _print_answer(answer: Generation) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     if answer.reasoning:
-        print(printable(answer.reasoning), end="\n\n", file=sys.stderr)
+        streams.say(printable(answer.reasoning) + "\n")
     print(printable(answer.text))
 
 
@@ -190,5 +185,4 @@ def _words(error: Exception) -> str:
 
 
 def _complain(prog: str, words: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"{prog}: {one_line(words)}", file=sys.stderr)
+    streams.say(f"{prog}: {one_line(words)}")

@@ -144,12 +144,15 @@ def _listed(manifest: Mapping[str, Any], faults: list[str]) -> dict[str, tuple[s
 def _present(path: Path, files: Files, faults: list[str]) -> None:
     """The folder holds exactly the listed files and our own, all regular and of the right size."""
     found: dict[str, int] = {}
+    folders: list[str] = []
     for entry in path.rglob("*"):
         name = entry.relative_to(path).as_posix()
         status = entry.lstat()
         if stat.S_ISREG(status.st_mode):
             found[name] = status.st_size
-        elif not stat.S_ISDIR(status.st_mode):
+        elif stat.S_ISDIR(status.st_mode):
+            folders.append(name)
+        else:
             kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
             faults.append(f"{quote(name)} is {kind}")
             found[name] = files[name][1] if name in files else 0
@@ -160,6 +163,9 @@ def _present(path: Path, files: Files, faults: list[str]) -> None:
     for name in sorted(set(found) & set(files)):
         if found[name] != files[name][1]:
             faults.append(f"{quote(name)} has {found[name]} bytes instead of {files[name][1]}")
+    for name in folders:
+        if not any(file.startswith(f"{name}/") for file in (*files, *found)):
+            faults.append(f"the empty folder {quote(name)} does not belong to the bundle")
 
 
 def _contents(path: Path, files: Files, recheck: bool, faults: list[str]) -> None:

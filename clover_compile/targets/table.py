@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clover_compile.errors import UnknownTarget
+from clover_compile.errors import PlannedTarget, UnknownTarget
 
 if TYPE_CHECKING:
     from clover_compile.targets.base import Target
@@ -39,8 +39,18 @@ TARGETS: dict[str, Row] = {
 }
 
 
+PLANNED = (
+    "ort-cuda", "triton-a100", "triton-rtx3090", "triton-l40s", "triton-rtx4090", "triton-h100",
+    "triton-h200", "triton-b200", "triton-rtx5090", "trt-h100", "trt-h200", "trt-b200",
+    "trt-l40s", "trt-rtx",
+)  # fmt: skip
+"""Targets that are designed but not in this version."""
+
+
 def known(name: str) -> Row:
-    """The row of a target; raises UnknownTarget with the known ones."""
+    """The row of a target; raises PlannedTarget or UnknownTarget with the known ones."""
+    if name in PLANNED:
+        raise PlannedTarget(name=name, known=", ".join(TARGETS))
     if name not in TARGETS:
         raise UnknownTarget(name=name, known=", ".join(TARGETS))
     return TARGETS[name]
