@@ -134,14 +134,30 @@ def run(arguments: tuple[str, ...]) -> None:
     "--model",
     help="Compare with this checkpoint's eager model, afresh, instead of the stored probes.",
 )
+@click.option(
+    "--locate",
+    is_flag=True,
+    help="Only find the first part of the eager model that gives NaN or Inf; exit status 1 if one "
+    "does. Without --model the bundled models are tried.",
+)
+@click.option("-p", "prompt", help="With --locate: the message to answer, instead of the probes.")
 @JSON
 @DEBUG
-def verify(path: Path, model: str | None, as_json: bool, debug: bool) -> None:
+def verify(
+    path: Path, model: str | None, locate: bool, prompt: str | None, as_json: bool, debug: bool
+) -> None:
     """Proves a bundle again, on this machine, and renews its verdict."""
+    if prompt is not None and not locate:
+        raise click.UsageError("-p is for --locate; to ask a bundle, use `clover-compile run`")
 
     def action() -> int:
-        from clover_compile.reprove import reprove
+        from clover_compile.reprove import find_nan, reprove
 
+        if locate:
+            found = find_nan(path, model, prompt, lambda line: click.echo(line, err=True))
+            row = {"found": found and found.to_dict()}
+            click.echo(json.dumps(row) if as_json else f"{path}: {found or 'no NaN and no Inf'}")
+            return int(found is not None)
         verdict = reprove(path, model, lambda line: click.echo(line, err=True))
         click.echo(json.dumps(verdict) if as_json else f"{path}: {_words(verdict)}")
         return 0
