@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +18,15 @@ from typing import Any
 import torch
 from safetensors.numpy import save_file
 
-from clover_compile import bundle, prove, trace
+from clover_compile import bundle, locate, prove, trace
 from clover_compile.checkpoint import Checkpoint
-from clover_compile.errors import ContextTooLong, NonfiniteWeights, WrongDtype
+from clover_compile.errors import (
+    ContextTooLong,
+    ModelOverflows,
+    NonfiniteWeights,
+    PassFailed,
+    WrongDtype,
+)
 from clover_compile.model import interface
 from clover_compile.model.clover import Clover
 from clover_compile.model.load import load_model
@@ -28,9 +35,11 @@ from clover_compile.passes import observe
 from clover_compile.passes.base import Event, run_passes
 from clover_compile.passes.pipeline import PIPELINE
 from clover_compile.runtime.bundle import load
+from clover_compile.runtime.errors import NotANumber
 from clover_compile.runtime.manifest import canonical_json
 from clover_compile.targets.base import Emitted, Target
 from clover_compile.targets.table import target as find_target
+from clover_compile.tensor_names import spell
 from clover_compile.unit import Unit, source_of, trace_unit
 
 FORMAT_VERSION = 1
@@ -78,13 +87,14 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: int = 0) -> 
     with bundle.workspace(options.output, options.force) as folder:
         report.stage("loading the eager model")
         model = load_model(checkpoint.config, checkpoint.tensor, DTYPES[options.dtype])
-        units, passes = fused_units(model, checkpoint, options, target, report)
-        report.stage(f"lowering for {target.name}")
-        emitted = target.emit(units, source_of(dict(model.named_parameters())), folder)
-        report.stage("running the probes on the eager model")
-        truth = prove.Truth(model, checkpoint, context)
-        save_file(truth.arrays(), folder / "probes.safetensors")
-        (folder / "probes.safetensors").chmod(0o644)  # safetensors makes it private
+        with _explained(model, checkpoint, context, options):
+            units, passes = fused_units(model, checkpoint, options, target, report)
+            report.stage(f"lowering for {target.name}")
+            emitted = target.emit(units, source_of(dict(model.named_parameters())), folder)
+            report.stage("running the probes on the eager model")
+            truth = prove.Truth(model, checkpoint, context)
+            save_file(truth.arrays(), folder / "probes.safetensors")
+            (folder / "probes.safetensors").chmod(0o644)  # safetensors makes it private
         _write_texts(folder, checkpoint)
         bundle.write_runner(folder, target.requirements)
         content = _manifest(options, target, checkpoint, context, passes, emitted, report)
@@ -124,6 +134,22 @@ def fused_units(
         passes[name] = run_passes(unit, PIPELINE + target.tail, observe.both(*observers))
         units[name] = unit
     return units, passes
+
+
+@contextlib.contextmanager
+def _explained(
+    model: Clover, checkpoint: Checkpoint, context: int, options: BuildOptions
+) -> Iterator[None]:
+    """Turns an error whose cause is NaN in the eager model into one that names the layer."""
+    try:
+        yield
+    except (NotANumber, PassFailed):
+        prompts = locate.probe_prompts(model.config, context)
+        finding = locate.find(model, checkpoint, context, prompts)
+        if finding is None:
+            raise
+        name = spell(str(options.model))
+        raise ModelOverflows(model=name, dtype=options.dtype, finding=finding) from None
 
 
 def _tell(report: Report) -> Callable[[Event], None]:

@@ -110,7 +110,7 @@ def main() -> None:
 def build(
     model: str | None, target: str, output: Path | None, dtype: str, context: int | None,
     force: bool, dump_passes: Path | None, as_json: bool, debug: bool,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Compiles MODEL, a checkpoint folder or a bundled model, and proves the result.
 
     MODEL defaults to the bundled demonstration model. The bundle appears only after it agreed with
@@ -141,7 +141,7 @@ def build(
             click.echo(f"{result['bundle']}: {_outcome(result)}")
         return 0
 
-    action()
+    return action()
 
 
 def _outcome(verdict: dict[str, Any]) -> str:
@@ -166,26 +166,42 @@ def run(arguments: tuple[str, ...]) -> None:
     "--model",
     help="Compare with this checkpoint's eager model, afresh, instead of the stored probes.",
 )
+@click.option(
+    "--locate",
+    is_flag=True,
+    help="Only find the first part of the eager model that gives NaN or Inf; exit status 1 if one "
+    "does. Without --model the bundled models are tried.",
+)
+@click.option("-p", "prompt", help="With --locate: the message to answer, instead of the probes.")
 @JSON
 @DEBUG
-def verify(path: Path, model: str | None, as_json: bool, debug: bool) -> None:
+def verify(
+    path: Path, model: str | None, locate: bool, prompt: str | None, as_json: bool, debug: bool
+) -> int:
     """Proves a bundle again, on this machine, and renews its verdict."""
+    if prompt is not None and not locate:
+        raise click.UsageError("-p is for --locate; to ask a bundle, use `clover-compile run`")
 
     def action() -> int:
-        from clover_compile.reprove import reprove
+        from clover_compile.reprove import find_nan, reprove
 
+        if locate:
+            found = find_nan(path, model, prompt, streams.say)
+            row = {"found": found and found.to_dict()}
+            click.echo(json.dumps(row) if as_json else f"{path}: {found or 'no NaN and no Inf'}")
+            return int(found is not None)
         verdict = reprove(path, model, streams.say)
         click.echo(json.dumps(verdict) if as_json else f"{path}: {_outcome(verdict)}")
         return 0
 
-    action()
+    return action()
 
 
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @JSON
 @DEBUG
-def inspect(path: Path, as_json: bool, debug: bool) -> None:
+def inspect(path: Path, as_json: bool, debug: bool) -> int:
     """Shows what a bundle holds: model, Units, fused ops and who serves them, verdict."""
 
     def action() -> int:
@@ -195,7 +211,7 @@ def inspect(path: Path, as_json: bool, debug: bool) -> None:
         click.echo(json.dumps(found) if as_json else render(found))
         return 0
 
-    action()
+    return action()
 
 
 @main.command()
@@ -228,7 +244,7 @@ def targets(as_json: bool, debug: bool) -> None:
 @main.command()
 @JSON
 @DEBUG
-def models(as_json: bool, debug: bool) -> None:
+def models(as_json: bool, debug: bool) -> int:
     """Lists the checkpoints that come with the package."""
 
     def action() -> int:
@@ -246,7 +262,7 @@ def models(as_json: bool, debug: bool) -> None:
                 click.echo(f"{name}  {row['parameters'] / 1e6:.2f} M parameters  {row['folder']}")
         return 0
 
-    action()
+    return action()
 
 
 if __name__ == "__main__":

@@ -43,8 +43,7 @@ class EagerEngine:
         self._entries = {
             unit: trace.entry(model, generation, unit) for unit in interface.units(model.config)
         }
-        for i in range(self.config.num_hidden_layers):
-            model.layer(i).mlp.moe.register_forward_pre_hook(self._watch)
+        self._routers = [model.layer(i).mlp.moe for i in range(self.config.num_hidden_layers)]
 
     def run(
         self, unit: str, feeds: dict[str, Array], outputs: Sequence[str] | None = None
@@ -53,8 +52,14 @@ class EagerEngine:
         arrays = [torch.from_numpy(np.array(feeds[n])) for n in interface.inputs(self.config, unit)]
         if unit != "pick":
             self.gaps.rows = torch.full(arrays[0].shape[1:2], torch.inf)
-        with torch.no_grad():
-            results = self._entries[unit](*arrays)
+        # Only while this engine runs: the model may be traced, or run by another one, in between.
+        handles = [part.register_forward_pre_hook(self._watch) for part in self._routers]
+        try:
+            with torch.no_grad():
+                results = self._entries[unit](*arrays)
+        finally:
+            for handle in handles:
+                handle.remove()
         names = interface.outputs(self.config, unit)
         wanted = names if outputs is None else outputs
         return {n: x.numpy() for n, x in zip(names, results, strict=True) if n in wanted}

@@ -10,6 +10,8 @@ __all__ = [
     "CloverError",
     "Faults",
     "InputError",
+    "LocateNeedsModel",
+    "ModelOverflows",
     "NoModel",
     "NotClover",
     "RunError",
@@ -128,6 +130,26 @@ class NonfiniteWeights(InputError):
     """
 
     template = "NaN or Inf in the weights: {tensors}; get an undamaged checkpoint"
+
+
+class ModelOverflows(InputError):
+    """Every weight is finite, and yet the eager model itself comes to NaN or Inf on the probes: a
+    layer leaves the range of its numbers. The message names the first part that does. Get a
+    checkpoint whose training did not diverge, or build in another dtype where the target has one.
+    """
+
+    template = (
+        "{model}: the eager model leaves the range of {dtype}, {finding}; "
+        "get a checkpoint that was trained to the end"
+    )
+
+
+class LocateNeedsModel(InputError):
+    """`--locate` runs the eager model, and a bundle holds none. The bundled checkpoints are tried;
+    this bundle was built from another one, so name its folder.
+    """
+
+    template = "{path}: --locate runs the eager model of {name}, which is not bundled; give --model"
 
 
 class OtherModel(InputError):

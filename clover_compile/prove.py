@@ -70,15 +70,12 @@ class Truth:
 
     def arrays(self) -> dict[str, Array]:
         """Everything `probes.safetensors` holds."""
-        c, generation = self.checkpoint.config, self.checkpoint.generation
+        c = self.checkpoint.config
         arrays, enough = probes.make(self.engine, c)
         arrays["enough"] = np.array(enough)
         rows = min(PROMPT_ROWS, self.context - c.block_size)
         arrays["generate.prompt"] = arrays["in.prompt"][0, :rows]
-        values = generation.to_dict() | {
-            "block_size": c.block_size, "threshold": c.threshold, "mask_token_id": c.mask_token_id,
-        }  # fmt: skip
-        rules = GenerationRules.from_dict(values)
+        rules = rules_of(self.checkpoint)
         for way, options in WAYS.items():
             watched = Watched(self.engine, c.threshold)
             session = Session(watched, c, _endless(rules), self.context)
@@ -87,6 +84,15 @@ class Truth:
             arrays[f"generate.{way}"] = np.array(ids, np.int64)
             arrays[f"generate.{way}.compared"] = np.array(limit)
         return {name: np.array(x, order="C") for name, x in arrays.items()}
+
+
+def rules_of(checkpoint: Checkpoint) -> GenerationRules:
+    """The rules a bundle of this checkpoint generates by."""
+    c = checkpoint.config
+    values = checkpoint.generation.to_dict() | {
+        "block_size": c.block_size, "threshold": c.threshold, "mask_token_id": c.mask_token_id,
+    }  # fmt: skip
+    return GenerationRules.from_dict(values)
 
 
 def _endless(rules: GenerationRules) -> GenerationRules:

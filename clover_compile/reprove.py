@@ -1,4 +1,4 @@
-"""`clover-compile verify`: proves a finished bundle again and renews its verdict."""
+"""`clover-compile verify`: proves a finished bundle again, or looks for NaN in its model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clover_compile import bundle, models, prove
+from safetensors.numpy import load_file
+
+from clover_compile import bundle, locate, models, prove
 from clover_compile.build import DTYPES
 from clover_compile.checkpoint import Checkpoint
-from clover_compile.errors import OtherModel
+from clover_compile.errors import LocateNeedsModel, OtherModel
 from clover_compile.model.load import load_model
 from clover_compile.runtime.bundle import load
+from clover_compile.runtime.chat import Text
+from clover_compile.runtime.manifest import read_bundle
+from clover_compile.tensor_names import spell
 
 
 def reprove(path: Path, model: str | None, say: Callable[[str], None]) -> dict[str, Any]:
@@ -24,13 +29,54 @@ def reprove(path: Path, model: str | None, say: Callable[[str], None]) -> dict[s
     manifest = loaded.manifest
     truth = None
     if model is not None:
-        checkpoint = Checkpoint.open(models.find(model))
-        found = checkpoint.source_hashes()
-        differing = sorted(n for n, h in manifest["sources"].items() if found.get(n) != h)
-        if differing:
-            raise OtherModel(model=model, files=", ".join(differing))
+        checkpoint = _checkpoint(manifest, model)
         eager = load_model(checkpoint.config, checkpoint.tensor, DTYPES[manifest["dtype"]])
         truth = prove.Truth(eager, checkpoint, loaded.context).arrays()
     verdict = prove.prove(loaded, manifest["dtype"], say, truth)
     bundle.write_verdict(path, verdict)
     return verdict
+
+
+def find_nan(
+    path: Path, model: str | None, prompt: str | None, say: Callable[[str], None]
+) -> locate.Finding | None:
+    """Where the eager model of a bundle first gives NaN or Inf; None if it stays finite.
+
+    Generates by every way to decode from `prompt`, one user message, or from the probes. Writes
+    nothing. Raises OtherModel, LocateNeedsModel, or Faults for a prompt that is not usable.
+    """
+    manifest = read_bundle(path).manifest
+    checkpoint = _checkpoint(manifest, model) if model else _bundled(path, manifest)
+    say(f"looking for NaN and Inf in {spell(str(checkpoint.folder))}")
+    eager = load_model(checkpoint.config, checkpoint.tensor, DTYPES[manifest["dtype"]])
+    context = manifest["context"]
+    if prompt is None:
+        seed = int(load_file(path / "probes.safetensors")["in.seed"])
+        prompts = locate.probe_prompts(checkpoint.config, context, (seed,))
+    else:
+        rules = prove.rules_of(checkpoint)
+        text = Text(checkpoint.tokenizer_path, checkpoint.chat_template, rules)
+        prompts = iter([text.encode(prompt)])
+    return locate.find(eager, checkpoint, context, prompts)
+
+
+def _checkpoint(manifest: dict[str, Any], model: str) -> Checkpoint:
+    """The checkpoint `model`, which must be the one of the manifest."""
+    checkpoint = Checkpoint.open(models.find(model))
+    if differing := _differing(manifest, checkpoint):
+        raise OtherModel(model=spell(model), files=", ".join(differing))
+    return checkpoint
+
+
+def _bundled(path: Path, manifest: dict[str, Any]) -> Checkpoint:
+    for folder in models.bundled().values():
+        checkpoint = Checkpoint.open(folder)
+        if not _differing(manifest, checkpoint):
+            return checkpoint
+    name = spell(str(manifest["model"].get("name", "a checkpoint")))
+    raise LocateNeedsModel(path=spell(str(path)), name=name)
+
+
+def _differing(manifest: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
+    found = checkpoint.source_hashes()
+    return sorted(spell(n) for n, h in manifest["sources"].items() if found.get(n) != h)
