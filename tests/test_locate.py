@@ -141,7 +141,7 @@ def test_a_bundle_that_answers_nan_and_its_layer(model: Path, tmp_path: Path) ->
     output = tmp_path / "x.clover"
     assert build(BuildOptions(model=model, output=output), print)["outcome"] == "passed"
     prompt = f"hello {LETTER}"
-    done = CliRunner().invoke(cli.main, ["run", str(output), "-p", prompt])
+    done = clover_compile("run", output, "-p", prompt)
     assert (done.exit_code, "--locate" in done.stderr) == (1, True), done.output
     done = _verify(output, "--model", model, "--locate", "-p", prompt)
     assert (done.exit_code, "layer 0: " in done.stdout) == (1, True), done.output
