@@ -53,7 +53,7 @@ def test_the_dump_holds_one_text_per_pass(replay: Unit, tmp_path: Path) -> None:
 def test_a_forgotten_fusion_is_seen_in_the_finished_graph(replay: Unit) -> None:
     with pytest.raises(PassFailed) as failed:
         run_passes(replay, (CleanUp(), Fuse("rms_norm"), CountOps()), lambda event: None)
-    assert str(failed.value) == (
+    assert str(failed.value).startswith(
         "pass count-ops on Unit replay: expected 1 gdn_scan, found 0; "
         "clover.delta_rule.default was left unfused (passes already run: clean-up, fuse-rms_norm)"
     )
