@@ -117,7 +117,18 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> str:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and str(path.relative_to(folder)) not in OUTSIDE
     }
-    write_json(folder / "manifest.json", content | {"files": files, "written_by": __version__})
+    return _seal(folder, content | {"files": files, "written_by": __version__})
+
+
+def complete_manifest(folder: Path, content: dict[str, Any]) -> str:
+    """Adds what is known only at the end of a build; the files are not hashed again. Returns the
+    id, which is another one: the verdict must name it.
+    """
+    return _seal(folder, json.loads((folder / "manifest.json").read_text()) | content)
+
+
+def _seal(folder: Path, content: dict[str, Any]) -> str:
+    write_json(folder / "manifest.json", content)
     identity = _sha256(folder / "manifest.json")
     (folder / "MANIFEST.sha256").write_text(identity + "\n")
     return identity

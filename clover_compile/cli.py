@@ -74,11 +74,14 @@ def main() -> None:
 @click.option(
     "--dump-passes", type=click.Path(path_type=Path), help="Write the graph after each pass here."
 )
+@click.option(
+    "--plan", is_flag=True, help="Say what the build will need and whether it fits; build nothing."
+)
 @JSON
 @DEBUG
 def build(
     model: str | None, target: str, output: Path | None, dtype: str, context: int | None,
-    force: bool, dump_passes: Path | None, as_json: bool, debug: bool,
+    force: bool, dump_passes: Path | None, plan: bool, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Compiles MODEL, a checkpoint folder or a bundled model, and proves the result.
 
@@ -98,8 +101,15 @@ def build(
             context=context, force=force, dump_passes=dump_passes,
         )  # fmt: skip
         # What needs no torch is refused before torch is imported, which takes seconds.
-        known(options.target)
+        row = known(options.target)
         bundle.check_output(options.output, options.force)
+        row.check_dtype(options.target, options.dtype)
+        if plan:
+            from clover_compile import plan as planner
+
+            needs = planner.plan(options)
+            click.echo(json.dumps(needs) if as_json else planner.render(needs))
+            return 0
         from clover_compile import build as builder
 
         result = builder.build(options, lambda line: click.echo(line, err=True), debug=int(debug))
