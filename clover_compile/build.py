@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from clover_compile import bundle, locate, prove, trace
 from clover_compile.checkpoint import Checkpoint
@@ -81,7 +81,6 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: int = 0) -> 
     context = context_of(options, checkpoint.config)
     if bad := checkpoint.nonfinite():
         raise NonfiniteWeights(tensors=", ".join(bad))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     with bundle.workspace(options.output, options.force) as folder:
         report.stage("loading the eager model")
         model = load_model(checkpoint.config, checkpoint.tensor, DTYPES[options.dtype])
@@ -91,7 +90,8 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: int = 0) -> 
             emitted = target.emit(units, source_of(dict(model.named_parameters())), folder)
             report.stage("running the probes on the eager model")
             truth = prove.Truth(model, checkpoint, context)
-            save_file(truth.arrays(), folder / "probes.safetensors")
+            # Not save_file: a full disk must be an OSError.
+            (folder / "probes.safetensors").write_bytes(save(truth.arrays()))
         _write_texts(folder, checkpoint)
         bundle.write_runner(folder, target.requirements)
         content = _manifest(options, target, checkpoint, context, passes, emitted, report)
@@ -102,6 +102,7 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: int = 0) -> 
         # The proof itself takes memory, often the most.
         peak = peak_memory()
         identity = bundle.complete_manifest(folder, {"peak_memory_bytes": peak})
+        bundle.flush(folder)
         bundle.write_verdict(folder, verdict | {"bundle": identity})
     report.stage(f"done: {verdict['outcome']}")
     return {

@@ -27,18 +27,34 @@ def _guard(debug: bool, action: Callable[[], int | None]) -> None:
     except CloverError as error:
         if debug:
             raise
-        click.echo(f"clover-compile: {error}", err=True)
+        _complain(str(error))
         status = error.exit_status
     except KeyboardInterrupt:
-        click.echo("clover-compile: interrupted; nothing was written", err=True)
+        _complain("interrupted; nothing was written")
         status = 130
     except OSError as error:
         if debug:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"clover-compile: {where}{error.strerror or error}", err=True)
+        _complain(f"{where}{error.strerror or error}; nothing was written")
+        status = 1
+    except MemoryError:
+        if debug:
+            raise
+        _complain("out of memory; `clover-compile build --plan` says what a build needs")
+        status = 1
+    except Exception as error:
+        if debug:
+            raise
+        _complain(f"{type(error).__name__}: {error}; this is a bug, --debug shows where")
         status = 1
     sys.exit(status)
+
+
+def _complain(words: str) -> None:
+    from clover_compile.runtime.terminal import one_line
+
+    click.echo(f"clover-compile: {one_line(words)}", err=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
