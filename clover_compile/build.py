@@ -16,21 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from clover_compile import bundle, locate, prove, trace
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import (
-    ContextTooLong,
     ModelOverflows,
     NonfiniteWeights,
     PassFailed,
-    WrongDtype,
 )
 from clover_compile.model import interface
 from clover_compile.model.clover import Clover
 from clover_compile.model.load import load_model
-from clover_compile.options import BuildOptions
+from clover_compile.options import BuildOptions, context_of
 from clover_compile.passes import observe
 from clover_compile.passes.base import Event, run_passes
 from clover_compile.passes.pipeline import PIPELINE
@@ -38,6 +36,7 @@ from clover_compile.runtime.bundle import load
 from clover_compile.runtime.errors import NotANumber
 from clover_compile.runtime.manifest import canonical_json
 from clover_compile.targets.base import Emitted, Target
+from clover_compile.targets.table import known
 from clover_compile.targets.table import target as find_target
 from clover_compile.tensor_names import spell
 from clover_compile.unit import Unit, source_of, trace_unit
@@ -76,14 +75,12 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: int = 0) -> 
     report = Report(say, debug=debug)
     target = find_target(options.target)
     bundle.check_output(options.output, options.force)
-    if options.dtype not in target.dtypes:
-        raise WrongDtype(target=target.name, dtype=options.dtype, known=", ".join(target.dtypes))
+    known(options.target).check_dtype(target.name, options.dtype)
     report.stage(f"checking {options.model}")
     checkpoint = Checkpoint.open(options.model)
-    context = _context(options, checkpoint)
+    context = context_of(options, checkpoint.config)
     if bad := checkpoint.nonfinite():
         raise NonfiniteWeights(tensors=", ".join(bad))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     with bundle.workspace(options.output, options.force) as folder:
         report.stage("loading the eager model")
         model = load_model(checkpoint.config, checkpoint.tensor, DTYPES[options.dtype])
@@ -93,8 +90,8 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: int = 0) -> 
             emitted = target.emit(units, source_of(dict(model.named_parameters())), folder)
             report.stage("running the probes on the eager model")
             truth = prove.Truth(model, checkpoint, context)
-            save_file(truth.arrays(), folder / "probes.safetensors")
-            (folder / "probes.safetensors").chmod(0o644)  # safetensors makes it private
+            # Not save_file: a full disk must be an OSError.
+            (folder / "probes.safetensors").write_bytes(save(truth.arrays()))
         _write_texts(folder, checkpoint)
         bundle.write_runner(folder, target.requirements)
         content = _manifest(options, target, checkpoint, context, passes, emitted, report)
@@ -102,11 +99,15 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: int = 0) -> 
         report.stage("proving the bundle")
         bundle.write_verdict(folder, {"bundle": identity, **UNDER_CONSTRUCTION})
         verdict = prove.prove(load(folder, unverified=True), options.dtype, report.say)
-        bundle.write_verdict(folder, verdict)
+        # The proof itself takes memory, often the most.
+        peak = peak_memory()
+        identity = bundle.complete_manifest(folder, {"peak_memory_bytes": peak})
+        bundle.flush(folder)
+        bundle.write_verdict(folder, verdict | {"bundle": identity})
     report.stage(f"done: {verdict['outcome']}")
     return {
         "bundle": str(options.output), "id": identity, "outcome": verdict["outcome"],
-        "reason": verdict["reason"], "peak_memory_bytes": peak_memory(),
+        "reason": verdict["reason"], "peak_memory_bytes": peak,
         "seconds": round(time.perf_counter() - report.started, 1),
     }  # fmt: skip
 
@@ -162,14 +163,6 @@ def _tell(report: Report) -> Callable[[Event], None]:
     return tell
 
 
-def _context(options: BuildOptions, checkpoint: Checkpoint) -> int:
-    limit = checkpoint.config.max_position_embeddings
-    context = limit if options.context is None else options.context
-    if not checkpoint.config.block_size < context <= limit:
-        raise ContextTooLong(context=context, block=checkpoint.config.block_size, limit=limit)
-    return context
-
-
 def _write_texts(folder: Path, checkpoint: Checkpoint) -> None:
     shutil.copyfile(checkpoint.tokenizer_path, folder / "tokenizer.json")
     if checkpoint.chat_template is not None:
@@ -206,7 +199,6 @@ def _manifest(
         "built_with": {"python": platform.python_version(), "torch": version("torch")}
         | emitted.built_with,
         "accepts": emitted.accepts,
-        "peak_memory_bytes": peak_memory(),
         "stages": {name: round(start, 2) for name, start in report.stages.items()},
     }
 

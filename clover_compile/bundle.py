@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from clover_compile import __version__
-from clover_compile.errors import NotOurFolder, OutputExists
+from clover_compile.errors import CannotWrite, NotOurFolder, OutputExists
 from clover_compile.runtime.manifest import canonical_json
+from clover_compile.tensor_names import spell
 
 OUTSIDE = ("manifest.json", "MANIFEST.sha256", "verdict.json", "costs.json")
 """Files the manifest does not list."""
@@ -27,15 +29,20 @@ def workspace(output: Path, force: bool) -> Iterator[Path]:
     """A temporary folder beside `output` that becomes `output` on success and is gone otherwise.
 
     Refuses an existing output unless `force`, and then replaces only a folder that holds one of
-    our manifests. What killed builds of the same output left behind is removed first.
+    our manifests. What killed builds of the same output left behind is removed first. `flush` the
+    folder before its verdict is written: then nothing but the renaming comes after it.
     """
     check_output(output, force)
-    _sweep(output)
     folder = output.parent / f".{output.name}.building-{os.getpid()}"
-    folder.mkdir()
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(output)
+        folder.mkdir()
+    except OSError as error:
+        raise _cannot(output, error.strerror) from None
     try:
         yield folder
-        _flush(folder)
+        _sync(folder)
         if output.exists():
             check_output(output, force)
             old = output.parent / f".{output.name}.building-old-{os.getpid()}"
@@ -50,8 +57,13 @@ def workspace(output: Path, force: bool) -> Iterator[Path]:
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Raises OutputExists or NotOurFolder if `output` may not be written."""
-    if not output.exists() and not output.is_symlink():
+    """Raises OutputExists, NotOurFolder or CannotWrite if `output` may not be written."""
+    try:
+        there = output.exists() or output.is_symlink()
+    except OSError as error:
+        raise _cannot(output, error.strerror) from None
+    if not there:
+        _check_parent(output)
         return
     if not force:
         raise OutputExists(path=output)
@@ -59,15 +71,39 @@ def check_output(output: Path, force: bool) -> None:
         raise NotOurFolder(path=output)
 
 
+def _check_parent(output: Path) -> None:
+    """Refuses early what would fail only after minutes."""
+    folder = output.absolute().parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise _cannot(output, f"{spell(str(folder))} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _cannot(output, f"{spell(str(folder))} is read-only")
+
+
+def _cannot(output: Path, reason: str | None) -> CannotWrite:
+    return CannotWrite(path=spell(str(output)), reason=reason)
+
+
 def _sweep(output: Path) -> None:
     """Removes the leftovers of builds of this output whose process is gone."""
-    for left in output.parent.glob(f".{output.name}.building-*"):
-        pid = left.name.rsplit("-", 1)[1]
-        if not (pid.isdigit() and Path(f"/proc/{pid}").exists() and int(pid) != os.getpid()):
+    name = glob.escape(output.name)
+    for left in output.parent.glob(f".{name}.building-*"):
+        if _is_abandoned(left):
             shutil.rmtree(left, ignore_errors=True)
+    for left in output.parent.glob(f"..{name}.building-*.verdict-*"):
+        if _is_abandoned(left):
+            left.unlink(missing_ok=True)
 
 
-def _flush(folder: Path) -> None:
+def _is_abandoned(left: Path) -> bool:
+    pid = left.name.rsplit("-", 1)[1]
+    return not (pid.isdigit() and Path(f"/proc/{pid}").exists() and int(pid) != os.getpid())
+
+
+def flush(folder: Path) -> None:
+    """Makes sure that every file of a folder is on the disk."""
     for path in folder.rglob("*"):
         _sync(path)
     _sync(folder)
@@ -117,7 +153,18 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> str:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and str(path.relative_to(folder)) not in OUTSIDE
     }
-    write_json(folder / "manifest.json", content | {"files": files, "written_by": __version__})
+    return _seal(folder, content | {"files": files, "written_by": __version__})
+
+
+def complete_manifest(folder: Path, content: dict[str, Any]) -> str:
+    """Adds what is known only at the end of a build; the files are not hashed again. Returns the
+    id, which is another one: the verdict must name it.
+    """
+    return _seal(folder, json.loads((folder / "manifest.json").read_text()) | content)
+
+
+def _seal(folder: Path, content: dict[str, Any]) -> str:
+    write_json(folder / "manifest.json", content)
     identity = _sha256(folder / "manifest.json")
     (folder / "MANIFEST.sha256").write_text(identity + "\n")
     return identity
@@ -129,9 +176,12 @@ def write_verdict(folder: Path, verdict: dict[str, Any]) -> None:
     verdict = verdict | {"sha256": hashlib.sha256(text).hexdigest()}
     # Beside the bundle: nothing that does not belong to it may ever be seen inside.
     temporary = folder.resolve().parent / f".{folder.name}.verdict-{os.getpid()}"
-    write_json(temporary, verdict)
-    _sync(temporary)
-    temporary.replace(folder / "verdict.json")
+    try:
+        write_json(temporary, verdict)
+        _sync(temporary)
+        temporary.replace(folder / "verdict.json")
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _sha256(path: Path) -> str:

@@ -14,6 +14,7 @@ import click
 from clover_compile import __version__, flags
 from clover_compile.runtime import streams
 from clover_compile.runtime.errors import CloverError
+from clover_compile.runtime.terminal import one_line
 
 DEBUG = click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
@@ -54,6 +55,13 @@ def status(arguments: list[str]) -> int:
         if debug:
             traceback.print_exc()
         return _complain(_words(error), error.exit_status if isinstance(error, CloverError) else 1)
+    except MemoryError:
+        return _complain("out of memory; `clover-compile build --plan` says what a build needs", 1)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        name = type(error).__name__
+        return _complain(f"{name}: {error}; this is a bug, --debug shows where", 1)
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -61,7 +69,7 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _complain(words: str, code: int) -> int:
-    streams.say(f"clover-compile: {words}")
+    streams.say(f"clover-compile: {one_line(words)}")
     return code
 
 
@@ -69,7 +77,7 @@ def _words(error: Exception) -> str:
     if isinstance(error, CloverError) or not isinstance(error, OSError):
         return str(error)
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
+    return f"{where}{error.strerror or error}; nothing was written"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -105,11 +113,14 @@ def main() -> None:
 @click.option(
     "--dump-passes", type=click.Path(path_type=Path), help="Write the graph after each pass here."
 )
+@click.option(
+    "--plan", is_flag=True, help="Say what the build will need and whether it fits; build nothing."
+)
 @JSON
 @DEBUG
 def build(
     model: str | None, target: str, output: Path | None, dtype: str, context: int | None,
-    force: bool, dump_passes: Path | None, as_json: bool, debug: bool,
+    force: bool, dump_passes: Path | None, plan: bool, as_json: bool, debug: bool,
 ) -> int:  # fmt: skip
     """Compiles MODEL, a checkpoint folder or a bundled model, and proves the result.
 
@@ -130,8 +141,15 @@ def build(
             context=context, force=force, dump_passes=dump_passes,
         )  # fmt: skip
         # What needs no torch is refused before torch is imported, which takes seconds.
-        known(options.target)
+        row = known(options.target)
         bundle.check_output(options.output, options.force)
+        row.check_dtype(options.target, options.dtype)
+        if plan:
+            from clover_compile import plan as planner
+
+            needs = planner.plan(options)
+            click.echo(json.dumps(needs) if as_json else planner.render(needs))
+            return 0
         from clover_compile import build as builder
 
         result = builder.build(options, streams.say, debug=int(debug))

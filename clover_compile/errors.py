@@ -6,6 +6,7 @@ from clover_compile.runtime.errors import CloverError, Faults, InputError, RunEr
 
 __all__ = [
     "BuildError",
+    "CannotWrite",
     "CheckpointChanged",
     "CloverError",
     "Faults",
@@ -97,6 +98,14 @@ class OutputExists(InputError):
     """
 
     template = "{path}: exists; give another -o, or --force to replace the bundle there"
+
+
+class CannotWrite(InputError):
+    """The folder of the output cannot be written to, found before anything else is done. Choose a
+    place where you may create folders.
+    """
+
+    template = "{path}: cannot be written ({reason}); give an -o in a folder you may write to"
 
 
 class NotOurFolder(InputError):

@@ -31,7 +31,6 @@ class Target:
     name: ClassVar[str]
     engine: ClassVar[str]
     """Key of the runner's engine table."""
-    dtypes: ClassVar[tuple[str, ...]]
     tail: ClassVar[tuple[Pass, ...]] = ()
     """Passes appended to the pipeline."""
     requirements: ClassVar[tuple[str, ...]] = ()

@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clover_compile.errors import PlannedTarget, UnknownTarget
+from clover_compile.errors import PlannedTarget, UnknownTarget, WrongDtype
 
 if TYPE_CHECKING:
     from clover_compile.targets.base import Target
@@ -23,10 +23,19 @@ class Row:
     runs_on: str
     packages: tuple[str, ...]
     """Modules a build needs."""
+    dtypes: tuple[str, ...]
+    """Precisions it can hold weights in."""
+    plan: str
+    """"module:function" that estimates a build from a checkpoint's headers, without torch."""
 
     def missing(self) -> tuple[str, ...]:
         """Modules that are not installed here."""
         return tuple(name for name in self.packages if importlib.util.find_spec(name) is None)
+
+    def check_dtype(self, name: str, dtype: str) -> None:
+        """Raises WrongDtype unless the target, called `name`, takes `dtype`."""
+        if dtype not in self.dtypes:
+            raise WrongDtype(target=name, dtype=dtype, known=", ".join(self.dtypes))
 
 
 TARGETS: dict[str, Row] = {
@@ -35,6 +44,8 @@ TARGETS: dict[str, Row] = {
         "ONNX and one weight store for ONNX Runtime's CPU provider, fp32",
         "any CPU; no C++ compiler",
         ("torch", "onnx", "onnxscript", "onnxruntime"),
+        ("fp32",),
+        "clover_compile.targets.ort_cpu.plan:estimate",
     ),
 }
 

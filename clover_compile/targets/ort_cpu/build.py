@@ -23,7 +23,6 @@ class OrtCpu(Target):
 
     name: ClassVar[str] = "ort-cpu"
     engine: ClassVar[str] = "ort"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp32",)
     requirements: ClassVar[tuple[str, ...]] = ("onnxruntime",)
 
     def emit(self, units: Mapping[str, Unit], source: Source, folder: Path) -> Emitted:

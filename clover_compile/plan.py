@@ -1,0 +1,111 @@
+"""`clover-compile build --plan`: what a build will need and whether it fits; imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from clover_compile.bundle import check_output
+from clover_compile.checkpoint import Checkpoint
+from clover_compile.options import BuildOptions, context_of
+from clover_compile.targets.estimate import Estimate
+from clover_compile.targets.table import known
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def plan(options: BuildOptions) -> dict[str, Any]:
+    """The needs of a build, what there is here, and whether it fits; reads headers alone.
+
+    Refuses what the build would refuse before it reads a weight.
+    """
+    row = known(options.target)
+    check_output(options.output, options.force)
+    row.check_dtype(options.target, options.dtype)
+    checkpoint = Checkpoint.open(options.model)
+    context = context_of(options, checkpoint.config)
+    module, name = row.plan.split(":")
+    estimate: Callable[[Checkpoint], Estimate] = getattr(importlib.import_module(module), name)
+    needs = estimate(checkpoint)
+    here = {"memory_bytes": free_memory(), "disk_bytes": free_disk(options.output)}
+    short = [
+        f"{word}: needs {size(need)}, free here {size(have)}"
+        for word, need, have in (
+            ("memory", needs.memory_bytes, here["memory_bytes"]),
+            ("disk", needs.disk_bytes, here["disk_bytes"]),
+        )
+        if have is not None and need > have
+    ]
+    return {
+        "model": str(options.model), "target": options.target, "dtype": options.dtype,
+        "context": context, "parameters": checkpoint.parameters, "needs": asdict(needs),
+        "free": here, "missing": list(row.missing()), "fits": not short, "short": short,
+    }  # fmt: skip
+
+
+def render(found: dict[str, Any]) -> str:
+    """The same for people."""
+    needs, free = found["needs"], found["free"]
+    low, high = needs["minutes"]
+    lines = [
+        f"model      {found['model']}  {found['parameters'] / 1e6:,.1f} M parameters",
+        f"target     {found['target']}  {found['dtype']}",
+        f"memory     {size(needs['memory_bytes'])}  (free here: {size(free['memory_bytes'])})",
+        f"disk       {size(needs['disk_bytes'])}  (free here: {size(free['disk_bytes'])})",
+        f"device     {size(needs['device_bytes'])}",
+        f"time       {low:.1f} to {high:.1f} minutes",
+        "fits       " + ("yes" if found["fits"] else "no: " + "; ".join(found["short"])),
+    ]
+    if found["missing"]:
+        lines.append(f"not installed: {', '.join(found['missing'])}")
+    return "\n".join(lines)
+
+
+def size(count: int | None) -> str:
+    """Bytes for people."""
+    if count is None:
+        return "unknown"
+    return f"{count / 1e9:,.1f} GB" if count >= 1e10 else f"{count / 1e6:,.0f} MB"
+
+
+def free_memory() -> int | None:
+    """Bytes a new process may take without swapping: the machine's, or the container's if less."""
+    found = [x for x in (_machine(), _container()) if x is not None]
+    return min(found, default=None)
+
+
+def _machine() -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _container() -> int | None:
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        return limit - int((CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):  # no container, or no limit
+        return None
+
+
+def free_disk(output: Path) -> int | None:
+    """Bytes free where the output will lie, which need not exist yet."""
+    folder = output.absolute().parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

@@ -1,0 +1,19 @@
+"""What a build will need, as its target tells it from the headers of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Needs of one build."""
+
+    memory_bytes: int
+    """Peak resident memory of the process that builds."""
+    disk_bytes: int
+    """Size of the bundle."""
+    minutes: tuple[float, float]
+    """Shortest and longest it may take."""
+    device_bytes: int = 0
+    """Memory on the device the bundle runs on; 0 where there is none."""
