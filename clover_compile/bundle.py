@@ -15,11 +15,9 @@ from typing import Any
 
 from clover_compile import __version__
 from clover_compile.errors import CannotWrite, NotOurFolder, OutputExists
-from clover_compile.runtime.manifest import canonical_json
+from clover_compile.runtime.hashes import file_hash
+from clover_compile.runtime.manifest import OPTIONAL, OUTSIDE, canonical_json
 from clover_compile.tensor_names import spell
-
-OUTSIDE = ("manifest.json", "MANIFEST.sha256", "verdict.json", "costs.json")
-"""Files the manifest does not list."""
 
 REQUIREMENTS = ("numpy", "tokenizers", "jinja2", "safetensors")
 
@@ -149,9 +147,9 @@ def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
 def write_manifest(folder: Path, content: dict[str, Any]) -> str:
     """Writes manifest.json, with every file's size and hash, and its hash; returns the id."""
     files = {
-        str(path.relative_to(folder)): {"sha256": _sha256(path), "size": path.stat().st_size}
+        str(path.relative_to(folder)): {"sha256": file_hash(path), "size": path.stat().st_size}
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and str(path.relative_to(folder)) not in OUTSIDE
+        if path.is_file() and str(path.relative_to(folder)) not in (*OUTSIDE, *OPTIONAL)
     }
     return _seal(folder, content | {"files": files, "written_by": __version__})
 
@@ -165,7 +163,7 @@ def complete_manifest(folder: Path, content: dict[str, Any]) -> str:
 
 def _seal(folder: Path, content: dict[str, Any]) -> str:
     write_json(folder / "manifest.json", content)
-    identity = _sha256(folder / "manifest.json")
+    identity = file_hash(folder / "manifest.json")
     (folder / "MANIFEST.sha256").write_text(identity + "\n")
     return identity
 
@@ -182,8 +180,3 @@ def write_verdict(folder: Path, verdict: dict[str, Any]) -> None:
         temporary.replace(folder / "verdict.json")
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
