@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -26,6 +27,9 @@ _CACHE = Path(tempfile.mkdtemp(prefix="clover-cache-"))
 def pytest_configure(config: pytest.Config) -> None:
     """The runner remembers file hashes in the user's cache; tests must not."""
     os.environ["XDG_CACHE_HOME"] = str(_CACHE)
+    # A shell starts background jobs with Ctrl-C ignored, and children would inherit that.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
