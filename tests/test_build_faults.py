@@ -1,0 +1,226 @@
+"""Every wrong input over the command line: one line, exit status 2, nothing written anywhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.bundles import make_bundle
+from tests.checkpoints import Edit, config, make_tiny, weights
+from tests.command import Result, clover_compile
+from tests.test_checkpoint_faults import FAULTS
+
+NORM = "model.layers.1.input_layernorm.weight"
+OUT = ("model", "-o", "x.clover")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def here(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with the checkpoint `model` in it."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _tree(folder: Path) -> dict[str, tuple[int, int]]:
+    """Everything below a folder, with inode and time of change."""
+    paths = [folder, *folder.rglob("*")]
+    stats = {str(path): path.lstat() for path in paths}
+    return {name: (s.st_ino, s.st_mtime_ns) for name, s in stats.items()}
+
+
+def _refused(here: Path, arguments: tuple[str, ...], fragment: str) -> None:
+    before = _tree(here)
+    done = clover_compile("build", *arguments)
+    assert _tree(here) == before
+    assert done.exit_code == 2, done.output
+    assert fragment in _last(done)
+    assert done.stdout == "" and "Traceback" not in done.stderr
+
+
+def _last(done: Result) -> str:
+    """The error: the last line of stderr; before it stand only the names of stages."""
+    *stages, last = done.stderr.splitlines()
+    assert all(line.startswith("[") for line in stages), done.stderr
+    assert last.startswith("clover-compile: ") and last.isascii()
+    return last
+
+
+@pytest.mark.parametrize(
+    ("edit", "fragment"), [pytest.param(*row, id=row[1][:60]) for row in FAULTS]
+)
+def test_a_wrong_checkpoint(here: Path, edit: Edit, fragment: str) -> None:
+    edit(here / "model")
+    _refused(here, OUT, fragment)
+
+
+def _spoiled(name: str, value: float) -> Edit:
+    return weights(lambda w: w[name].__setitem__((0,) * w[name].ndim, np.float32(value)))
+
+
+NONFINITE = [
+    (_spoiled(NORM, np.nan), f"NaN or Inf in the weights: {NORM}"),
+    (_spoiled("lm_head.weight", np.inf), "NaN or Inf in the weights: lm_head.weight"),
+    (
+        _spoiled("model.layers.0.mlp.experts.down_proj", -np.inf),
+        "in the weights: model.layers.0.mlp.experts.down_proj",
+    ),
+    (_spoiled("model.layers.0.linear_attn.A_log", np.nan), "linear_attn.A_log"),
+]
+
+
+@pytest.mark.parametrize(("edit", "fragment"), NONFINITE)
+def test_weights_that_are_no_numbers(here: Path, edit: Edit, fragment: str) -> None:
+    edit(here / "model")
+    _refused(here, OUT, fragment)
+
+
+def _folder(here: Path) -> None:
+    (here / "x.clover").mkdir()
+    (here / "x.clover" / "precious").touch()
+
+
+def _bundle(here: Path) -> None:
+    make_bundle(here / "x.clover")
+
+
+def _link(here: Path) -> None:
+    make_bundle(here / "real.clover")
+    (here / "x.clover").symlink_to("real.clover")
+
+
+def _dangling(here: Path) -> None:
+    (here / "x.clover").symlink_to("nowhere")
+
+
+def _file(here: Path) -> None:
+    (here / "x.clover").touch()
+
+
+def _nothing(here: Path) -> None:
+    """The working folder as it is."""
+
+
+FORCE = (*OUT, "--force")
+EXISTS, NOT_OURS = "x.clover: exists; give another -o", "x.clover: not a bundle (no manifest.json"
+
+SURROUNDINGS: list[tuple[str, Callable[[Path], None], tuple[str, ...], str]] = [
+    ("a bundle is there", _bundle, OUT, EXISTS),
+    ("a folder is there", _folder, OUT, EXISTS),
+    ("a file is there", _file, OUT, EXISTS),
+    ("a link is there", _link, OUT, EXISTS),
+    ("a broken link is there", _dangling, OUT, EXISTS),
+    ("force, a folder", _folder, FORCE, NOT_OURS),
+    ("force, a file", _file, FORCE, NOT_OURS),
+    ("force, a link to a bundle", _link, FORCE, NOT_OURS),
+    ("force, a broken link", _dangling, FORCE, NOT_OURS),
+    ("force, the checkpoint", _nothing, ("model", "-o", "model", "--force"), "model: not a bundle"),
+    ("force, here", _nothing, ("model", "-o", ".", "--force"), ".: not a bundle"),
+    ("here", _nothing, ("model", "-o", "."), ".: exists"),
+    ("no name", _nothing, ("model", "-o", ""), ".: exists"),
+    ("inside a file", _file, ("model", "-o", "x.clover/y"), "is not a folder"),
+    ("deep inside a file", _file, ("model", "-o", "x.clover/y/z"), "x.clover/y/z: cannot be writt"),
+    ("a long name", _nothing, ("model", "-o", "x" * 300), "cannot be written (File name too long"),
+    ("a name that breaks lines", _nothing, ("model", "-o", "x" * 256 + "\n"), "cannot be written"),
+    ("no such model", _nothing, ("nowhere", "-o", "x"), "nowhere: no such folder"),
+    ("a model of two lines", _nothing, ("no\nwhere", "-o", "x"), 'no\\nwhere": no such folder'),
+    ("a file as model", _nothing, ("model/config.json", "-o", "x"), "no such folder"),
+    ("an empty folder as model", _folder, ("x.clover", "-o", "x"), "config.json is missing"),
+    ("a bundle as model", _bundle, ("x.clover", "-o", "x"), "config.json is missing"),
+    ("no such target", _nothing, (*OUT, "--target", "nope"), "no target is called 'nope'"),
+    ("a target to come", _nothing, (*OUT, "--target", "trt-h100"), "is designed but not"),
+    ("fp16", _nothing, (*OUT, "--dtype", "fp16"), "--dtype fp16 is not for target ort-cpu"),
+    ("bf16", _nothing, (*OUT, "--dtype", "bf16"), "--dtype bf16 is not for target ort-cpu"),
+    ("fp8", _nothing, (*OUT, "--dtype", "fp8"), "--dtype fp8 is not for target ort-cpu"),
+    ("context 0", _nothing, (*OUT, "--context", "0"), "--context 0: give one above"),
+    ("a negative context", _nothing, (*OUT, "--context", "-7"), "--context -7: give one above"),
+    ("a context of one block", _nothing, (*OUT, "--context", "32"), "above the block size 32"),
+    ("too long a context", _nothing, (*OUT, "--context", "4097"), "and at most 4096"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SURROUNDINGS, ids=lambda row: row[0])
+def test_wrong_surroundings(
+    here: Path, what: tuple[str, Callable[[Path], None], tuple[str, ...], str]
+) -> None:
+    _, prepare, arguments, fragment = what
+    prepare(here)
+    _refused(here, arguments, fragment)
+
+
+@pytest.mark.parametrize("what", SURROUNDINGS, ids=lambda row: row[0])
+def test_a_plan_is_refused_alike(
+    here: Path, what: tuple[str, Callable[[Path], None], tuple[str, ...], str]
+) -> None:
+    _, prepare, arguments, fragment = what
+    prepare(here)
+    _refused(here, (*arguments, "--plan"), fragment)
+
+
+USAGE = [
+    (("--nope",), "No such option"),
+    (("model", "model"), "unexpected extra argument"),
+    (("--dtype", "int4"), "is not one of 'fp32'"),
+    (("--context", "many"), "is not a valid integer"),
+    (("-o",), "requires an argument"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fragment"), USAGE)
+def test_wrong_usage(here: Path, arguments: tuple[str, ...], fragment: str) -> None:
+    before = _tree(here)
+    done = clover_compile("build", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert fragment in done.stderr and _tree(here) == before
+
+
+def test_debug_shows_a_traceback(here: Path) -> None:
+    config(block_size=0)(here / "model")
+    done = clover_compile("build", *OUT, "--debug")
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "out of memory; `clover-compile build --plan`"),
+        (KeyError("x\ny"), "KeyError: 'x\\ny'; this is a bug, --debug shows where"),
+        (OSError(28, "No space left on device"), "No space left on device; nothing was written"),
+    ],
+)
+def test_what_nobody_foresaw_is_one_line_too(
+    here: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("clover_compile.build.load_model", fail)
+    before = set(_tree(here))
+    done = clover_compile("build", *OUT)
+    assert (done.exit_code, words in _last(done)) == (1, True), done.stderr
+    assert set(_tree(here)) == before
+
+
+def test_a_process_of_its_own_says_the_same(here: Path) -> None:
+    config(block_size=0)(here / "model")
+    before = _tree(here)
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "clover_compile.cli", "build", *OUT],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("clover-compile: model: config.json: block_size")
+    assert _tree(here) == before
