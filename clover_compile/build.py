@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import platform
 import resource
 import shutil
@@ -34,14 +35,12 @@ from clover_compile.passes.base import Event, run_passes
 from clover_compile.passes.pipeline import PIPELINE
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.errors import NotANumber
-from clover_compile.runtime.manifest import canonical_json
+from clover_compile.runtime.manifest import FORMAT_VERSION, canonical_json
 from clover_compile.targets.base import Emitted, Target
 from clover_compile.targets.table import known
 from clover_compile.targets.table import target as find_target
 from clover_compile.tensor_names import spell
 from clover_compile.unit import Unit, source_of, trace_unit
-
-FORMAT_VERSION = 1
 
 UNDER_CONSTRUCTION = {"outcome": "unproved", "reason": "the build has not finished"}
 
@@ -58,7 +57,7 @@ class Report:
     say: Callable[[str], None]
     started: float = field(default_factory=time.perf_counter)
     stages: dict[str, float] = field(default_factory=dict)
-    debug: int = 0
+    debug: bool = False
 
     def stage(self, name: str) -> None:
         """Starts a stage; `say` gets one line."""
@@ -66,7 +65,7 @@ class Report:
         self.say(f"[{self.stages[name]:6.1f} s] {name}")
 
 
-def build(options: BuildOptions, say: Callable[[str], None], debug: int = 0) -> dict[str, Any]:
+def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False) -> dict[str, Any]:
     """Builds a bundle at `options.output`; returns its id, outcome and figures.
 
     Raises InputError for what the caller can mend and BuildError otherwise; either way nothing is
@@ -167,14 +166,7 @@ def _write_texts(folder: Path, checkpoint: Checkpoint) -> None:
     shutil.copyfile(checkpoint.tokenizer_path, folder / "tokenizer.json")
     if checkpoint.chat_template is not None:
         (folder / "chat_template.jinja").write_text(checkpoint.chat_template)
-    c = checkpoint.config
-    rules = checkpoint.generation.to_dict()
-    rules |= {
-        "block_size": c.block_size,
-        "threshold": c.threshold,
-        "mask_token_id": c.mask_token_id,
-    }
-    bundle.write_json(folder / "generation.json", rules)
+    bundle.write_json(folder / "generation.json", prove.rules_of(checkpoint).to_dict())
 
 
 def _manifest(
@@ -216,11 +208,8 @@ def _precision(weights: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             "other",
         )
         group = groups.setdefault(f"{key} {entry['dtype']}", {"tensors": 0, "bytes": 0})
-        size = getattr(torch, entry["dtype"]).itemsize
-        for n in entry["shape"]:
-            size *= n
         group["tensors"] += 1
-        group["bytes"] += size
+        group["bytes"] += getattr(torch, entry["dtype"]).itemsize * math.prod(entry["shape"])
     return groups
 
 

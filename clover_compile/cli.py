@@ -16,7 +16,12 @@ from clover_compile.runtime import streams
 from clover_compile.runtime.errors import CloverError
 from clover_compile.runtime.terminal import one_line
 
-DEBUG = click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+DEBUG = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    help="Show tracebacks, and what every pass of a build does.",
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
@@ -35,7 +40,7 @@ def status(arguments: list[str]) -> int:
     try:
         streams.prepare()
         signal.signal(signal.SIGTERM, _terminate)
-        code = main(args=arguments, prog_name="clover-compile", standalone_mode=False)
+        code = main(args=arguments, prog_name="clover-compile", standalone_mode=False, obj=debug)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except SystemExit as end:
@@ -118,48 +123,45 @@ def main() -> None:
 )
 @JSON
 @DEBUG
+@click.pass_obj
 def build(
-    model: str | None, target: str, output: Path | None, dtype: str, context: int | None,
-    force: bool, dump_passes: Path | None, plan: bool, as_json: bool, debug: bool,
+    debug: bool, model: str | None, target: str, output: Path | None, dtype: str,
+    context: int | None, force: bool, dump_passes: Path | None, plan: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Compiles MODEL, a checkpoint folder or a bundled model, and proves the result.
 
     MODEL defaults to the bundled demonstration model. The bundle appears only after it agreed with
-    the eager model; a build that fails leaves nothing, and what a
-    killed one leaves is never a bundle and is removed by the next.
+    the eager model; a build that fails leaves nothing, and what a killed one leaves is never a
+    bundle and is removed by the next.
     """
 
-    def action() -> int:
-        from clover_compile import bundle, models
-        from clover_compile.options import BuildOptions
-        from clover_compile.targets.table import known
+    from clover_compile import bundle, models
+    from clover_compile.options import BuildOptions
+    from clover_compile.targets.table import known
 
-        folder = models.find(model)
-        options = BuildOptions(
-            model=folder, output=output or Path(f"{folder.name}.clover"), target=target,
-            dtype=dtype,
-            context=context, force=force, dump_passes=dump_passes,
-        )  # fmt: skip
-        # What needs no torch is refused before torch is imported, which takes seconds.
-        row = known(options.target)
-        bundle.check_output(options.output, options.force)
-        row.check_dtype(options.target, options.dtype)
-        if plan:
-            from clover_compile import plan as planner
+    folder = models.find(model)
+    options = BuildOptions(
+        model=folder, output=output or Path(f"{folder.name}.clover"), target=target,
+        dtype=dtype, context=context, force=force, dump_passes=dump_passes,
+    )  # fmt: skip
+    # What needs no torch is refused before torch is imported, which takes seconds.
+    row = known(options.target)
+    bundle.check_output(options.output, options.force)
+    row.check_dtype(options.target, options.dtype)
+    if plan:
+        from clover_compile import plan as planner
 
-            needs = planner.plan(options)
-            click.echo(json.dumps(needs) if as_json else planner.render(needs))
-            return 0
-        from clover_compile import build as builder
-
-        result = builder.build(options, streams.say, debug=int(debug))
-        if as_json:
-            click.echo(json.dumps(result))
-        else:
-            click.echo(f"{result['bundle']}: {_outcome(result)}")
+        needs = planner.plan(options)
+        click.echo(json.dumps(needs) if as_json else planner.render(needs))
         return 0
+    from clover_compile import build as builder
 
-    return action()
+    result = builder.build(options, streams.say, debug)
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        click.echo(f"{result['bundle']}: {_outcome(result)}")
+    return 0
 
 
 def _outcome(verdict: dict[str, Any]) -> str:
@@ -193,49 +195,40 @@ def run(arguments: tuple[str, ...]) -> None:
 @click.option("-p", "prompt", help="With --locate: the message to answer, instead of the probes.")
 @JSON
 @DEBUG
-def verify(
-    path: Path, model: str | None, locate: bool, prompt: str | None, as_json: bool, debug: bool
-) -> int:
+def verify(path: Path, model: str | None, locate: bool, prompt: str | None, as_json: bool) -> int:
     """Proves a bundle again, on this machine, and renews its verdict."""
     if prompt is not None and not locate:
         raise click.UsageError("-p is for --locate; to ask a bundle, use `clover-compile run`")
 
-    def action() -> int:
-        from clover_compile.reprove import find_nan, reprove
+    from clover_compile.reprove import find_nan, reprove
 
-        if locate:
-            found = find_nan(path, model, prompt, streams.say)
-            row = {"found": found and found.to_dict()}
-            click.echo(json.dumps(row) if as_json else f"{path}: {found or 'no NaN and no Inf'}")
-            return int(found is not None)
-        verdict = reprove(path, model, streams.say)
-        click.echo(json.dumps(verdict) if as_json else f"{path}: {_outcome(verdict)}")
-        return 0
-
-    return action()
+    if locate:
+        found = find_nan(path, model, prompt, streams.say)
+        row = {"found": found and found.to_dict()}
+        click.echo(json.dumps(row) if as_json else f"{path}: {found or 'no NaN and no Inf'}")
+        return int(found is not None)
+    verdict = reprove(path, model, streams.say)
+    click.echo(json.dumps(verdict) if as_json else f"{path}: {_outcome(verdict)}")
+    return 0
 
 
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @JSON
 @DEBUG
-def inspect(path: Path, as_json: bool, debug: bool) -> int:
+def inspect(path: Path, as_json: bool) -> int:
     """Shows what a bundle holds: model, Units, fused ops and who serves them, verdict."""
+    from clover_compile.inspection import describe, render
 
-    def action() -> int:
-        from clover_compile.inspection import describe, render
-
-        found = describe(path)
-        click.echo(json.dumps(found) if as_json else render(found))
-        return 0
-
-    return action()
+    found = describe(path)
+    click.echo(json.dumps(found) if as_json else render(found))
+    return 0
 
 
 @main.command()
 @JSON
 @DEBUG
-def targets(as_json: bool, debug: bool) -> None:
+def targets(as_json: bool) -> None:
     """Lists the targets: what each emits, where it runs, and what is missing here."""
     from clover_compile.targets.table import PLANNED, TARGETS
 
@@ -262,25 +255,22 @@ def targets(as_json: bool, debug: bool) -> None:
 @main.command()
 @JSON
 @DEBUG
-def models(as_json: bool, debug: bool) -> int:
+def models(as_json: bool) -> int:
     """Lists the checkpoints that come with the package."""
 
-    def action() -> int:
-        from clover_compile.checkpoint import Checkpoint
-        from clover_compile.models import bundled
+    from clover_compile.checkpoint import Checkpoint
+    from clover_compile.models import bundled
 
-        rows: dict[str, dict[str, Any]] = {}
-        for name, folder in bundled().items():
-            opened = Checkpoint.open(folder)
-            rows[name] = {"folder": str(folder), "parameters": opened.parameters}
-        if as_json:
-            click.echo(json.dumps(rows))
-        else:
-            for name, row in rows.items():
-                click.echo(f"{name}  {row['parameters'] / 1e6:.2f} M parameters  {row['folder']}")
-        return 0
-
-    return action()
+    rows: dict[str, dict[str, Any]] = {}
+    for name, folder in bundled().items():
+        opened = Checkpoint.open(folder)
+        rows[name] = {"folder": str(folder), "parameters": opened.parameters}
+    if as_json:
+        click.echo(json.dumps(rows))
+    else:
+        for name, row in rows.items():
+            click.echo(f"{name}  {row['parameters'] / 1e6:.2f} M parameters  {row['folder']}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -32,6 +32,11 @@ WAYS: dict[str, dict[str, Any]] = {
 
 PROMPT_ROWS, NEW_TOKENS = 24, 48
 
+TIED = (
+    f"fewer than {probes.LEAST_ROWS} probe rows are free of ties in routing, so no two correct "
+    "engines need agree"
+)
+
 
 class Watched:
     """The eager engine, noting after how many response tokens a choice was first a near-tie."""
@@ -128,17 +133,11 @@ def prove(
             f"    {unit}: {row['rows']} rows, max error {row['max_error']:.1e} of the largest, "
             f"KL {row['mean_kl']:.1e}, top-1 {row['top1']:.2%}"
         )
+    if faults:
+        raise VerdictError(reason="; ".join(faults))
     outcome, reason = "passed", ""
     if not bool(arrays["enough"]):
-        outcome, reason = (
-            "unproved",
-            (
-                f"fewer than {probes.LEAST_ROWS} probe rows are free of ties in routing, so no two "
-                "correct engines need agree"
-            ),
-        )
-    elif faults:
-        raise VerdictError(reason="; ".join(faults))
+        outcome, reason = "unproved", TIED
     return {
         "bundle": loaded.identity,
         "outcome": outcome,

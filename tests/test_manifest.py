@@ -373,7 +373,7 @@ class TestLargeWeights:
     ) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-        read_bundle(folder)
+        assert read_bundle(folder).identity == bundle_id(folder)
 
     def test_nothing_is_left_beside_the_memory(self, folder: Path, tmp_path: Path) -> None:
         read_bundle(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +39,7 @@ class OrtCpu(Target):
             stored.name: (
                 weights[stored.name]["file"],
                 weights[stored.name]["offset"],
-                _bytes(stored),
+                4 * math.prod(stored.shape),
             )
             for stored in wanted.values()
         }
@@ -61,13 +62,6 @@ def _stored(stored: StoredWeight, weight: Weight, source: Source) -> Stored:
         weight.dtype,
         lambda: arrange(weight.evaluate(source), stored.layout),
     )
-
-
-def _bytes(stored: StoredWeight) -> int:
-    size = 4
-    for n in stored.shape:
-        size *= n
-    return size
 
 
 def _entry(unit: Unit, lowered: Lowered) -> dict[str, Any]:
