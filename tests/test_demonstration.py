@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,9 @@ def test_parallel_sessions_equal_one_alone(bundle: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         together = [out.token_ids for out in pool.map(shared.generate, messages)]
     assert together == alone
+
+
+def test_a_bundle_accepts_what_the_package_does(bundle: Path) -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    accepts = json.loads((bundle / "manifest.json").read_text())["accepts"]
+    assert {f"{name}{span}" for name, span in accepts.items()} <= set(project["dependencies"])

@@ -15,8 +15,9 @@ from clover_compile.weight_store import Stored, write_weights
 
 WEIGHTS = "weights/model.safetensors"
 
-ACCEPTS = {"onnxruntime": ">=1.24,<2", "numpy": ">=2,<3"}
-"""What a finished bundle runs on."""
+ACCEPTS = {"onnxruntime": ">=1.25,<2", "numpy": ">=2,<3"}
+"""What a finished bundle runs on. ONNX Runtime 1.24 cannot load the delta rule's node; 1.25 to 1.32
+answer alike."""
 
 
 class OrtCpu(Target):
