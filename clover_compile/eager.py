@@ -33,6 +33,11 @@ class Gaps:
         near = (self.rows < TIE).nonzero()
         return int(near[0]) if len(near) else len(self.rows)
 
+    @property
+    def tied(self) -> bool:
+        """Whether any row was a near-tie."""
+        return self.first_tie() < len(self.rows)
+
 
 class EagerEngine:
     """Runs the Units in plain torch and watches how close each routing choice was."""

@@ -57,10 +57,12 @@ def inputs(c: ModelConfig, seed: int) -> Arrays:
 
 
 def run_script(engine: Engine, c: ModelConfig, given: Mapping[str, Array]) -> Arrays:
-    """Runs the script; returns logits per Unit and place, states and, for an eager engine, rows
-    that may be compared (`<name>.rows`).
+    """Runs the script; returns logits per Unit and place, states and, for an eager engine, how many
+    rows of each may be compared (`<name>.rows`): none after a commit with a near-tie, since from
+    there on two correct states may differ.
     """
     out: Arrays = {}
+    spent = False
     state = empty_state(c)
     prompt, blocks, drafts = given["prompt"], given["blocks"], given["drafts"]
     for part, stop in (("near", FIRST), ("far", FIRST + SECOND)):
@@ -68,19 +70,20 @@ def run_script(engine: Engine, c: ModelConfig, given: Mapping[str, Array]) -> Ar
         rows = stop - start
         keep = min(rows, KEPT_ROWS // 2)
         new = commit(engine, c, state, prompt[:, start:stop], keep)
-        _note(out, engine, f"commit.{part}", new["logits"])
-        state = advance(c, state, new)
+        _note(out, engine, f"commit.{part}", new["logits"], spent)
+        spent = spent or (isinstance(engine, EagerEngine) and engine.gaps.tied)
+        state = advance(c, state, new, rows)
         half = blocks[:, :KEPT_ROWS] if part == "near" else blocks[:, KEPT_ROWS:]
         for i in range(max(1, KEPT_ROWS // 2 // c.block_size)):
             block = half[:, i * c.block_size : (i + 1) * c.block_size][:, :KEPT_ROWS]
             feeds = {"ids": block, "length": _length(state), **_arrays(c, state)}
             logits = engine.run("preview", feeds)["logits"][:, : KEPT_ROWS // 2]
-            _note(out, engine, f"preview.{part}.{i}", logits)
+            _note(out, engine, f"preview.{part}.{i}", logits, spent)
         draft = drafts[:, :DRAFT_ROWS] if part == "near" else drafts[:, DRAFT_ROWS:]
         verified = engine.run(
             "verify", {"ids": draft, "length": _length(state), **_arrays(c, state)}
         )
-        _note(out, engine, f"verify.{part}", verified["logits"])
+        _note(out, engine, f"verify.{part}", verified["logits"], spent)
         if c.gdn_layers:
             feeds = {n: state[n] for n in interface.recurrent_names(c)}
             feeds |= {n: verified[n] for n in interface.tape_names(c)}
@@ -157,12 +160,11 @@ def commit(engine: Engine, c: ModelConfig, state: Arrays, ids: Array, keep: int)
     return engine.run("commit", feeds | _arrays(c, state))
 
 
-def advance(c: ModelConfig, state: Arrays, new: Arrays) -> Arrays:
-    """The state after a commit: recurrent arrays replaced, cache rows appended."""
+def advance(c: ModelConfig, state: Arrays, new: Arrays, rows: int) -> Arrays:
+    """The state after a commit of `rows` rows: recurrent arrays replaced, cache rows appended."""
     after = {n: new[f"{n}.new"] for n in interface.recurrent_names(c)}
     for n in interface.cache_names(c):
         after[n] = np.concatenate([state[n], new[f"{n}.new"]], 1)
-    rows = new[f"{interface.cache_names(c)[0]}.new"].shape[1] if interface.cache_names(c) else 0
     return after | {"length": state["length"] + np.int32(rows)}
 
 
@@ -174,8 +176,9 @@ def _arrays(c: ModelConfig, state: Arrays) -> Arrays:
     return {n: state[n] for n in interface.state_names(c)}
 
 
-def _note(out: Arrays, engine: Engine, name: str, logits: Array) -> None:
+def _note(out: Arrays, engine: Engine, name: str, logits: Array, spent: bool) -> None:
     out[name] = logits
     if isinstance(engine, EagerEngine):
         rows, shown = len(engine.gaps.rows), logits.shape[1]
-        out[f"{name}.rows"] = np.array(max(0, engine.gaps.first_tie() - (rows - shown)))
+        before = 0 if spent else max(0, engine.gaps.first_tie() - (rows - shown))
+        out[f"{name}.rows"] = np.array(min(before, shown))

@@ -57,7 +57,7 @@ class Watched:
         return out
 
     def _near_routing(self) -> bool:
-        return self.engine.gaps.first_tie() < len(self.engine.gaps.rows)
+        return self.engine.gaps.tied
 
     def _near_pick(self, feeds: Mapping[str, Array], out: Mapping[str, Array]) -> bool:
         best = np.sort(feeds["logits"][0], -1)

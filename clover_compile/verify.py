@@ -182,7 +182,7 @@ def _parts(engine: Engine, c: ModelConfig, ids: Array) -> float:
         state, start = probes.empty_state(c), 0
         for size in sizes:
             new = probes.commit(engine, c, state, ids[:, start : start + size], 0)
-            state, start = probes.advance(c, state, new), start + size
+            state, start = probes.advance(c, state, new, size), start + size
         return state
 
     rows = ids.shape[1]
@@ -197,8 +197,8 @@ def _parts(engine: Engine, c: ModelConfig, ids: Array) -> float:
 def _preview_writes_nothing(
     engine: Engine, c: ModelConfig, given: Mapping[str, Array], faults: list[str]
 ) -> bool:
-    state = probes.empty_state(c)
-    state = probes.advance(c, state, probes.commit(engine, c, state, given["prompt"][:, :5], 0))
+    state, ids = probes.empty_state(c), given["prompt"][:, :5]
+    state = probes.advance(c, state, probes.commit(engine, c, state, ids, 0), ids.shape[1])
     before = {n: x.copy() for n, x in state.items()}
     feeds = {"ids": given["blocks"][:, : c.block_size], **{n: state[n] for n in state}}
     engine.run("preview", feeds)

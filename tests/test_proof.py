@@ -155,3 +155,27 @@ def test_a_router_that_always_ties_proves_nothing_and_breaks_nothing(tmp_path: P
     assert not enough
     assert faults(engine, engine.config, arrays) == ""
     assert "pick ids" in faults(Spoiled(engine, _pick), engine.config, arrays)
+
+
+class TiedOnce(EagerEngine):
+    """The eager engine, claiming a near-tie in one row of its first commit."""
+
+    committed = False
+
+    def run(self, unit: str, feeds: Arrays, outputs: Any = None) -> Arrays:
+        """Runs a Unit; the claim is made once."""
+        out = super().run(unit, feeds, outputs)
+        if unit == "commit" and not self.committed:
+            self.committed, self.gaps.rows[20] = True, 0.0
+        return out
+
+
+def test_nothing_is_compared_after_a_commit_with_a_tie(tmp_path: Path) -> None:
+    opened = Checkpoint.open(make_tiny(tmp_path / "model", block_size=8))
+    engine = TiedOnce(load_model(opened.config, opened.tensor), opened.generation)
+    c = opened.config
+    out = probes.run_script(engine, c, probes.inputs(c, 0))
+    rows = {name: int(x) for name, x in out.items() if name.endswith(".rows")}
+    hidden = probes.FIRST - probes.KEPT_ROWS // 2
+    assert rows.pop("commit.near.rows") == 20 - hidden
+    assert set(rows.values()) == {0}
