@@ -97,7 +97,8 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
         identity = bundle.write_manifest(folder, content)
         report.stage("proving the bundle")
         bundle.write_verdict(folder, {"bundle": identity, **UNDER_CONSTRUCTION})
-        verdict = prove.prove(load(folder, unverified=True), options.dtype, report.say)
+        loaded = load(folder, unverified=True, unfinished=True)
+        verdict = prove.prove(loaded, options.dtype, report.say)
         # The proof itself takes memory, often the most.
         peak = peak_memory()
         identity = bundle.complete_manifest(folder, {"peak_memory_bytes": peak})

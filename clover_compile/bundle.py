@@ -90,9 +90,11 @@ def _sweep(output: Path) -> None:
     for left in output.parent.glob(f".{name}.building-*"):
         if _is_abandoned(left):
             shutil.rmtree(left, ignore_errors=True)
-    for left in output.parent.glob(f"..{name}.building-*.verdict-*"):
-        if _is_abandoned(left):
-            left.unlink(missing_ok=True)
+    # Of a build, and of a `verify` of a bundle that stood here.
+    for pattern in (f"..{name}.building-*.verdict-*", f".{name}.verdict-*"):
+        for left in output.parent.glob(pattern):
+            if _is_abandoned(left):
+                left.unlink(missing_ok=True)
 
 
 def _is_abandoned(left: Path) -> bool:

@@ -119,7 +119,7 @@ def main(model: str, output: str, how: str, count: int, seed: int) -> None:
     for _ in range(count):
         child = start(model, output, how)
         if how in ("KILL", "INT"):
-            time.sleep(draw.uniform(0, duration))
+            time.sleep(draw.uniform(0, 0.8 * duration))
             os.kill(child, signal.SIGKILL if how == "KILL" else signal.SIGINT)
         _, code = os.waitpid(child, 0)
         folder = Path(output).parent

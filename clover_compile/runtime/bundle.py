@@ -40,14 +40,15 @@ class LoadedBundle:
 
 
 def load(
-    path: str | Path, *, unverified: bool = False, allow_native: bool = False, recheck: bool = False
-) -> LoadedBundle:
+    path: str | Path, *, unverified: bool = False, allow_native: bool = False,
+    recheck: bool = False, unfinished: bool = False,
+) -> LoadedBundle:  # fmt: skip
     """Checks and opens a bundle.
 
     Raises NoBundle, BadBundle, or NotProved unless the verdict is `passed` or `unverified` is set
-    (a failed bundle is never opened).
+    (a failed bundle is never opened). `recheck` and `unfinished` as for `read_bundle`.
     """
-    checked = read_bundle(path, recheck=recheck)
+    checked = read_bundle(path, recheck=recheck, unfinished=unfinished)
     _require_proof(checked, unverified)
     open_engine = _engine(checked)
     rules, sizes, template = _rules(checked), _sizes(checked), _template(checked)

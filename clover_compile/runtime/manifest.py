@@ -21,6 +21,9 @@ __all__ = ["FORMAT_VERSION", "Checked", "bundle_id", "canonical_json", "read_bun
 
 FORMAT_VERSION = 1
 OUTSIDE = ("manifest.json", "MANIFEST.sha256", "verdict.json")
+UNFINISHED = re.compile(r"\..+\.building-(old-)?[0-9]+")
+"""Name of the folder a build works in, `.<bundle>.building-<process>`."""
+
 OPTIONAL = ("costs.json",)
 HASHED_EVERY_TIME = 1 << 30
 """Files up to this many bytes in all, small ones first, are hashed on every load."""
@@ -51,13 +54,17 @@ def bundle_id(path: str | Path) -> str:
     return _manifest(_folder(path))[1]
 
 
-def read_bundle(path: str | Path, *, recheck: bool = False) -> Checked:
+def read_bundle(path: str | Path, *, recheck: bool = False, unfinished: bool = False) -> Checked:
     """Checks names, sizes, hashes, verdict and versions; raises NoBundle, or BadBundle with all
     faults of the first kind found.
 
-    `recheck` hashes large weights again even where an earlier check is remembered.
+    `recheck` hashes large weights again even where an earlier check is remembered. `unfinished` is
+    for the build itself: to everybody else the folder it works in is no bundle, even in the moment
+    between its verdict and its renaming.
     """
     path = _folder(path)
+    if not unfinished and UNFINISHED.fullmatch(path.resolve().name):
+        raise NoBundle(path=one_line(str(path)), reason="a build that was cut off left it")
     manifest, identity = _manifest(path)
     faults: list[str] = []
     files = _listed(manifest, faults)
