@@ -43,9 +43,11 @@ lint: setup
 	$(BIN)/lint-imports --no-cache
 
 test: lint
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow" tests/interpreted
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" tests
 
 test-all: setup
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) tests/interpreted
 	$(BIN)/python -m pytest -n $(JOBS) tests
 
 clean:

@@ -21,6 +21,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")
 
+# A process interprets Triton kernels or compiles them: each kind has a run of pytest of its own.
+_INTERPRETS = os.environ.get("TRITON_INTERPRET", "0") != "0"
+collect_ignore_glob = ["test_*.py"] if _INTERPRETS else ["interpreted/*"]
+
 _CACHE = Path(tempfile.mkdtemp(prefix="clover-cache-"))
 
 

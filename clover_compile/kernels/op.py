@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,9 +34,17 @@ class FusedOp:
     reference: Callable[..., Any]
     outputs: tuple[str, ...]
     cases: Callable[[], Iterator[Case]]
-    onnx: str
-    """"module:function" giving the op's ONNX functions."""
+    onnx: str | None
+    """"module:function" giving the op's ONNX functions; None: the graph keeps plain ops."""
+    plan: str
+    """"module:function" giving the launch plan of a kernels.call.Call."""
+    symbols: Mapping[str, Mapping[int, str]]
+    """Parameter -> axis -> name of a dim that varies from call to call (n rows, R prefix rows)."""
     shapes: Callable[..., Any] | None = None
+    wide: frozenset[str] = frozenset()
+    """Parameters that stay fp32 whatever the activation dtype."""
+    tolerance: Mapping[str, float] = field(default_factory=lambda: {"fp32": 2e-5, "bf16": 1e-2})
+    """Largest error of a kernel's output, as a share of its largest value, by storage dtype."""
 
     @property
     def qualified(self) -> str:
@@ -58,8 +66,11 @@ class FusedOp:
         return found
 
     def slot(self, name: str) -> Callable[..., Any]:
-        """Loads the function behind the slot `name` ("onnx")."""
-        module, function = getattr(self, name).split(":")
+        """Loads the function behind the slot `name` ("onnx", "plan")."""
+        target = getattr(self, name)
+        if target is None:
+            raise LookupError(f"{self.name} has no {name}")
+        module, function = target.split(":")
         found: Callable[..., Any] = getattr(importlib.import_module(module), function)
         return found
 
@@ -67,3 +78,8 @@ class FusedOp:
 def normal(g: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:
     """A random fp32 tensor for cases."""
     return torch.randn(*shape, generator=g) * scale
+
+
+def by_row(*names: str, symbol: str = "n") -> dict[str, dict[int, str]]:
+    """`FusedOp.symbols` of parameters whose axis 1 varies from call to call."""
+    return {name: {1: symbol} for name in names}

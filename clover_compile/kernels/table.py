@@ -1,4 +1,4 @@
-"""The fused ops by name; nothing is imported before it is asked for."""
+"""The fused ops, and what else has kernels, by name; nothing is imported before it is asked for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ OPS: dict[str, str] = {
     "pick": "clover_compile.kernels.pick.spec:SPEC",
 }
 
+KERNELS: dict[str, str] = {
+    **OPS,
+    "projection": "clover_compile.kernels.projection.spec:SPEC",
+}
+"""Everything with a launch plan: the fused ops, and the matrix products between them."""
+
 
 def fused_op(name: str) -> FusedOp:
     """The spec of the op called `name`; KeyError if there is none."""
-    module, attribute = OPS[name].split(":")
+    module, attribute = KERNELS[name].split(":")
     spec: FusedOp = getattr(importlib.import_module(module), attribute)
     return spec

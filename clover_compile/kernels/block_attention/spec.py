@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from clover_compile.kernels.block_attention.reference import block_attention
-from clover_compile.kernels.op import Case, FusedOp, normal
+from clover_compile.kernels.op import Case, FusedOp, by_row, normal
 
 EPS = 1e-6
 
@@ -78,4 +78,8 @@ SPEC = FusedOp(
     ("y", "k", "v"),
     cases,
     onnx="clover_compile.kernels.block_attention.onnx_function:function",
+    plan="clover_compile.kernels.block_attention.plan:plan",
+    symbols=by_row("query_gate", "k", "v", "cos", "sin")
+    | by_row("k_prefix", "v_prefix", symbol="R"),
+    wide=frozenset(("cos", "sin")),
 )

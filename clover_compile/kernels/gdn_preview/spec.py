@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from clover_compile.kernels.gdn_preview.reference import gdn_preview
-from clover_compile.kernels.op import Case, FusedOp, normal
+from clover_compile.kernels.op import Case, FusedOp, by_row, normal
 
 EPS = 1e-6
 TAPS = 4
@@ -74,4 +74,7 @@ SPEC = FusedOp(
     ("y",),
     cases,
     onnx="clover_compile.kernels.gdn_preview.onnx_function:function",
+    plan="clover_compile.kernels.gdn_preview.plan:plan",
+    symbols=by_row("u", "z", "a"),
+    wide=frozenset(("state", "decay", "dt_bias", "logit_scale", "history_bias", "history_c")),
 )

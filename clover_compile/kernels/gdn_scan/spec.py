@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clover_compile.kernels.gdn_scan.reference import gdn_scan
-from clover_compile.kernels.op import Case, FusedOp, normal
+from clover_compile.kernels.op import Case, FusedOp, by_row, normal
 
 EPS = 1e-6
 TAPS = 4
@@ -97,5 +97,8 @@ SPEC = FusedOp(
     ("y", "ring", "state"),
     cases,
     onnx="clover_compile.kernels.gdn_scan.onnx_function:function",
+    plan="clover_compile.kernels.gdn_scan.plan:plan",
+    symbols=by_row("u", "z", "b", "a"),
     shapes=shapes,
+    wide=frozenset(("state", "decay", "dt_bias")),
 )

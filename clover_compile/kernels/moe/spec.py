@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clover_compile.kernels.moe.reference import moe
-from clover_compile.kernels.op import Case, FusedOp, normal
+from clover_compile.kernels.op import Case, FusedOp, by_row, normal
 
 
 def shapes(
@@ -99,5 +99,7 @@ SPEC = FusedOp(
     ("y", "kept"),
     cases,
     onnx="clover_compile.kernels.moe.onnx_function:function",
+    plan="clover_compile.kernels.moe.plan:plan",
+    symbols=by_row("x", "router", "shared_gate"),
     shapes=shapes,
 )

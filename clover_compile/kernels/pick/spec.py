@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from clover_compile.kernels.op import Case, FusedOp, normal
+from clover_compile.kernels.op import Case, FusedOp, by_row, normal
 from clover_compile.kernels.pick.reference import SCALARS, pick
 
 NEUTRAL = dict.fromkeys(SCALARS, 0.0) | {"repetition": 1.0, "top_p": 1.0}
@@ -146,4 +146,7 @@ SPEC = FusedOp(
     ("ids", "confidence", "p_draft", "entropy"),
     cases,
     onnx="clover_compile.kernels.pick.onnx_function:function",
+    plan="clover_compile.kernels.pick.plan:plan",
+    symbols=by_row("logits", "draft", "noise", "allow"),
+    wide=frozenset(("logits", "scalars", "noise")),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clover_compile.kernels.op import Case, FusedOp, normal
+from clover_compile.kernels.op import Case, FusedOp, by_row, normal
 from clover_compile.kernels.rms_norm.reference import rms_norm
 
 EPS = 1e-6
@@ -39,4 +39,6 @@ SPEC = FusedOp(
     ("total", "normed"),
     cases,
     onnx="clover_compile.kernels.rms_norm.onnx_function:function",
+    plan="clover_compile.kernels.rms_norm.plan:plan",
+    symbols=by_row("x", "residual"),
 )

@@ -1,0 +1,66 @@
+"""Static limits of compiled kernels, and the bytes a call must move at least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from clover_compile.kernels.architecture import shared_limit
+from clover_compile.kernels.compiled import Compiled, Usage
+from clover_compile.runtime.launch_plan import ITEMSIZE, Operand, Plan
+from clover_compile.runtime.launcher import resolve
+
+MATRIX = {80: "HMMA", 86: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
+"""The matrix instruction of 16-bit operands each compute capability is fastest with."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one kernel may cost in every variant; spills, stack and local memory are never allowed.
+
+    required: opcode that must be there, by compute capability (see MATRIX); a capability that is
+    not named requires nothing.
+    """
+
+    registers: int
+    required: Mapping[int, str] = field(default_factory=dict)
+    ffma: int = 4000
+    """FFMA instructions at most: an fp32 dot that missed the matrix units shows here."""
+
+    def faults(self, compiled: Compiled, usage: Usage) -> Iterator[str]:
+        """Everything a compiled kernel breaks, by name."""
+        limit = shared_limit(compiled.capability)
+        if compiled.shared > limit:
+            yield f"{compiled.key}: {compiled.shared} B of shared memory, at most {limit}"
+        if usage.registers > self.registers:
+            yield f"{compiled.key}: {usage.registers} registers, at most {self.registers}"
+        for what, count in (("stack", usage.stack), ("local memory", usage.local)):
+            if count:
+                yield f"{compiled.key}: {count} B of {what}, none allowed"
+        for opcode in ("LDL", "STL"):
+            if usage.opcodes.get(opcode):
+                yield f"{compiled.key}: {usage.opcodes[opcode]} {opcode}, none allowed"
+        if usage.opcodes.get("FFMA", 0) > self.ffma:
+            yield f"{compiled.key}: {usage.opcodes['FFMA']} FFMA, at most {self.ffma}"
+        needed = self.required.get(compiled.capability)
+        if needed and not usage.opcodes.get(needed):
+            yield f"{compiled.key}: no {needed}, which its matrix products must use"
+
+
+def byte_floor(
+    plan: Plan, symbols: Mapping[str, int], read: Mapping[str, float] | None = None
+) -> int:
+    """Bytes the op must read and write at least, each array once.
+
+    read: input -> the share of it that is needed (1): experts kept, the valid part of a prefix.
+    """
+    call = resolve(plan, symbols)
+
+    def size(operand: Operand) -> int:
+        return prod(call.shape(operand)) * ITEMSIZE[operand.dtype]
+
+    inputs = {name: x for name, x in plan.inputs.items() if x is not None}
+    shares = {name: (read or {}).get(name, 1.0) for name in inputs}
+    needed = sum(round(size(x) * shares[name]) for name, x in inputs.items())
+    return needed + sum(size(x) for x in plan.outputs.values())

@@ -1,0 +1,187 @@
+"""Runs launch plans in Triton's interpreter on CPU tensors, with bfloat16 made exact.
+
+A process interprets or compiles, never both: TRITON_INTERPRET=1 must be set before Triton is
+imported. The interpreter as it comes does integer arithmetic on bfloat16 bits and truncates when it
+stores them; `install` patches that, and `self_test` fails if the patch no longer bites.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime import interpreter
+
+from clover_compile.kernels.call import DTYPES
+from clover_compile.runtime.launch_plan import Launch
+from clover_compile.runtime.launcher import BadLaunch
+
+_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+_FLOATS = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float16: torch.float16,
+    tl.float32: torch.float32,
+    tl.float64: torch.float64,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+_CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NARROW = (tl.bfloat16, tl.float8e4nv, tl.float8e5)
+"""Types whose numpy carrier is an integer."""
+
+
+def _convert(data: Any, source: Any, target: Any, *_: Any) -> Any:
+    """Casts the bits of one float type to another as hardware does: nearest, ties to even."""
+    flat = np.ascontiguousarray(data).reshape(-1)
+    bits = torch.from_numpy(flat.view(np.dtype(f"i{flat.itemsize}") if flat.itemsize > 1 else "u1"))
+    made = bits.view(_FLOATS[source]).to(_FLOATS[target])
+    out = made.view(_CARRIER[made.element_size()]).numpy()
+    return out.view(f"u{out.itemsize}").reshape(np.shape(data))
+
+
+def _widen(handle: Any) -> Any:
+    kind = handle.dtype.scalar
+    if kind not in _NARROW:
+        return handle
+    data = _convert(handle.data, kind, tl.float32).view(np.float32)
+    return interpreter.TensorHandle(data, tl.float32)
+
+
+def _around(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets an elementwise operation compute narrow floats in float32 and round its result."""
+
+    def wrapped(self: Any, *arguments: Any) -> Any:
+        handles = [x for x in arguments if isinstance(x, interpreter.TensorHandle)]
+        narrow = next((x.dtype.scalar for x in handles if x.dtype.scalar in _NARROW), None)
+        if narrow is None:
+            return method(self, *arguments)
+        wide = [_widen(x) if isinstance(x, interpreter.TensorHandle) else x for x in arguments]
+        result = method(self, *wide)
+        if result.data.dtype == np.float32:
+            data = _convert(result.data, tl.float32, narrow)
+            return interpreter.TensorHandle(data, narrow)
+        return result
+
+    return wrapped
+
+
+def _cast(method: Callable[..., Any]) -> Callable[..., Any]:
+    def cast_impl(self: Any, value: Any, target: Any) -> Any:
+        source, kind = value.dtype.scalar, target.scalar
+        if source not in _NARROW and kind not in _NARROW:
+            return method(self, value, target)
+        if source not in _FLOATS:
+            value, source = method(self, value, tl.float32), tl.float32
+        if kind in _FLOATS:
+            data = _convert(value.data, source, kind)
+            carrier = interpreter._get_np_dtype(kind)
+            return interpreter.TensorHandle(data.view(carrier), kind)
+        return method(self, _widen(value), target)
+
+    return cast_impl
+
+
+def _dot(method: Callable[..., Any]) -> Callable[..., Any]:
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        return method(self, _widen(a), _widen(b), d, *rest)
+
+    return create_dot
+
+
+def _reduce(method: Callable[..., Any]) -> Callable[..., Any]:
+    def check_tensor(self: Any, values: Any) -> Any:
+        if any(x.dtype.scalar in _NARROW for x in values):
+            raise TypeError("reductions and scans are written in float32: convert first")
+        return method(self, values)
+
+    return check_tensor
+
+
+def install() -> None:
+    """Patches the interpreter once and tests the patch; RuntimeError outside interpreter mode."""
+    if not triton.knobs.runtime.interpret:
+        raise RuntimeError("set TRITON_INTERPRET=1 before Triton is imported")
+    builder, base = interpreter.InterpreterBuilder, interpreter.ReduceScanOpInterface
+    if interpreter._convert_float is not _convert:
+        interpreter._convert_float = _convert
+        for name in ("binary_op", "unary_op", "ternary_op"):
+            setattr(builder, name, _around(getattr(builder, name)))
+        builder.cast_impl = _cast(builder.cast_impl)
+        builder.create_dot = _dot(builder.create_dot)
+        base.check_tensor = _reduce(base.check_tensor)
+    self_test()
+
+
+def _products(x, y, product, total, more, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, n)[:, None] * n + tl.arange(0, n)[None, :]
+    a, b = tl.load(x + at), tl.load(y + at)
+    tl.store(product + at, tl.dot(a, b))
+    tl.store(total + at, a.to(tl.float32) + b.to(tl.float32))
+    tl.store(more + at, tl.where(a > b, a * b, a + b))
+
+
+_self_test_kernel: Any = triton.jit(_products)
+
+
+def self_test() -> None:
+    """RuntimeError unless dots, comparisons, arithmetic and stores of bfloat16 are exact."""
+    n = 16
+    x = ((torch.arange(n * n) % 23) - 11).view(n, n).bfloat16()
+    y = ((torch.arange(n * n) % 17) - 8).view(n, n).bfloat16() * 1.0078125
+    product, total = torch.empty(n, n), torch.empty(n, n, dtype=torch.bfloat16)
+    more = torch.empty(n, n, dtype=torch.bfloat16)
+    _self_test_kernel[(1,)](x, y, product, total, more, n)
+    meant = {
+        "dot": torch.equal(product, x.float() @ y.float()),
+        "store": torch.equal(total, (x.float() + y.float()).bfloat16()),
+        "arithmetic": torch.equal(more, torch.where(x > y, x * y, x + y)),
+    }
+    wrong = [name for name, right in meant.items() if not right]
+    if wrong:
+        raise RuntimeError(f"bfloat16 in Triton's interpreter is wrong: {', '.join(wrong)}")
+
+
+def _function(name: str) -> Any:
+    module, function = name.split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+class Interpreter:
+    """A launcher device: torch CPU tensors, kernels interpreted one program after another."""
+
+    def __init__(self, poison: bool = True) -> None:
+        self.poison = poison
+        """Fill new arrays with NaN (integers: a huge number), to show what is read unwritten."""
+        self.launches = 0
+
+    def describe(self, array: Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        return DTYPES[array.dtype], tuple(array.shape), tuple(array.stride())
+
+    def empty(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        kind = _TORCH[dtype]
+        if not self.poison:
+            return torch.empty(shape, dtype=kind)
+        if kind.is_floating_point:
+            return torch.full(shape, torch.nan).to(kind)
+        return torch.full(shape, 1 if kind is torch.bool else torch.iinfo(kind).max, dtype=kind)
+
+    def launch(
+        self, launch: Launch, grid: tuple[int, int, int], arrays: Mapping[str, Tensor],
+        integers: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        function = _function(launch.kernel)
+        given = {**arrays, **integers, **launch.constants}
+        if set(given) != set(function.arg_names):
+            odd = sorted(set(given) ^ set(function.arg_names))
+            raise BadLaunch(f"{launch.kernel}: parameters and arguments differ: {odd}")
+        self.launches += 1
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore", RuntimeWarning)
+            function[grid](**given)

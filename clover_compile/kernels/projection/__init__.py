@@ -1,0 +1,1 @@
+"""The matrix products between the fused ops: x W^T."""

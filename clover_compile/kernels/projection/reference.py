@@ -1,0 +1,12 @@
+"""A projection in plain torch: what the kernel of the same name computes."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def projection(x: Tensor, weight: Tensor, wide: bool) -> Tensor:
+    """x [B, n, K] times weight [N, K] transposed; [B, n, N] like x, fp32 if `wide` (logits)."""
+    y = F.linear(x, weight)
+    return y.float() if wide else y

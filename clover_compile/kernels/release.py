@@ -1,0 +1,154 @@
+"""The calls of the released 35B model: every place a kernel stands in its Units, at real sizes.
+
+Sizes from the model's config: 40 layers (30 GDN, 10 attention), hidden 2048, GDN 16 key and 32
+value heads of 128, attention 16 heads and 2 key-value heads of 256 with 64 rotary channels, 256
+experts of 512 (8 per row) and a shared one of 512, 248,320 ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clover_compile.kernels.plans import plan_of
+from clover_compile.kernels.table import fused_op
+from clover_compile.runtime.launch_plan import Plan
+
+HIDDEN, VOCABULARY, EPS = 2048, 248_320, 1e-6
+KEY_HEADS, HEADS, DK, DV, TAPS = 16, 32, 128, 128, 4
+CHANNELS = 2 * KEY_HEADS * DK + HEADS * DV
+QUERY_HEADS, KV_HEADS, DIM, ROTARY = 16, 2, 256, 64
+EXPERTS, TOP_K, WIDTH, SHARED, TOP_P = 256, 8, 512, 512, 0.9
+GDN_LAYERS, ATTENTION_LAYERS = 30, 10
+
+Make = Callable[..., Tensor]
+"""torch.empty-like: make(*shape, dtype=...) on the device of choice."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place of a kernel in the released model."""
+
+    name: str
+    op: str
+    arguments: Callable[[Make, int, int], list[Any]]
+    """(make, rows, prefix rows) -> arguments of the op's reference; activations in bf16."""
+    outputs: tuple[str, ...] | None = None
+    """Outputs that are read there; None: all."""
+
+    def plan(self, capability: int) -> Plan:
+        """The launch plan; rows and prefix stay symbols."""
+        made = self.arguments(_meta, 2, 2)
+        return plan_of(fused_op(self.op), made, self.outputs, capability)
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def _joined(make: Make, rows: int, *widths: int) -> list[Tensor]:
+    """Neighbouring outputs of one projection, as the passes join them."""
+    return list(make(1, rows, sum(widths)).split(list(widths), 2))
+
+
+def _projection(width: int, outputs: int, wide: bool = False) -> Callable[..., list[Any]]:
+    def arguments(make: Make, rows: int, _: int) -> list[Any]:
+        return [make(1, rows, width), make(outputs, width), wide]
+
+    return arguments
+
+
+def _rms_norm(make: Make, rows: int, _: int) -> list[Any]:
+    return [make(1, rows, HIDDEN), make(1, rows, HIDDEN), make(HIDDEN), EPS]
+
+
+def _heads(make: Make, count: int) -> list[Tensor]:
+    return [make(HEADS, dtype=torch.float32) for _ in range(count)]
+
+
+def _carried(make: Make) -> list[Tensor]:
+    """ring and S."""
+    return [make(1, TAPS - 1, CHANNELS), make(1, HEADS, DK, DV, dtype=torch.float32)]
+
+
+def _gdn_preview(make: Make, rows: int, _: int) -> list[Any]:
+    u, z, a = _joined(make, rows, CHANNELS, HEADS * DV, HEADS)
+    taps = make(CHANNELS, 2 * TAPS - 1)
+    return [u, z, a, *_carried(make), taps, *_heads(make, 5), make(DV), EPS, KEY_HEADS]
+
+
+def _gdn_scan(replay: bool) -> Callable[..., list[Any]]:
+    def arguments(make: Make, rows: int, _: int) -> list[Any]:
+        if replay:
+            u, b, a = _joined(make, rows, CHANNELS, HEADS, HEADS)
+            z, kept = None, make(1, dtype=torch.int32)
+        else:
+            u, z, b, a = _joined(make, rows, CHANNELS, HEADS * DV, HEADS, HEADS)
+            kept = None
+        carried, conv = _carried(make), make(CHANNELS, TAPS)
+        return [
+            u, z, b, a, *carried, conv, *_heads(make, 2), make(DV), kept, EPS, KEY_HEADS,
+        ]  # fmt: skip
+
+    return arguments
+
+
+def _attention(causal: bool) -> Callable[..., list[Any]]:
+    def arguments(make: Make, rows: int, prefix: int) -> list[Any]:
+        kv = KV_HEADS * DIM
+        query_gate, k, v = _joined(make, rows, 2 * QUERY_HEADS * DIM, kv, kv)
+        old = [make(1, prefix, KV_HEADS, DIM) for _ in range(2)]
+        length = make(1, dtype=torch.int32)
+        angles = [make(1, rows, ROTARY // 2, dtype=torch.float32) for _ in range(2)]
+        return [query_gate, k, v, *old, length, *angles, make(DIM), make(DIM), EPS, causal]
+
+    return arguments
+
+
+def _moe(block: bool) -> Callable[..., list[Any]]:
+    def arguments(make: Make, rows: int, _: int) -> list[Any]:
+        router, shared_gate = _joined(make, rows, EXPERTS, 1)
+        return [
+            make(1, rows, HIDDEN), router, shared_gate,
+            make(EXPERTS, 2 * WIDTH, HIDDEN), make(EXPERTS, HIDDEN, WIDTH),
+            make(2 * SHARED, HIDDEN), make(HIDDEN, SHARED), TOP_K, TOP_P, block,
+        ]  # fmt: skip
+
+    return arguments
+
+
+def _pick(make: Make, rows: int, _: int) -> list[Any]:
+    floats, ints = {"dtype": torch.float32}, {"dtype": torch.int32}
+    return [
+        make(1, rows, VOCABULARY, **floats), make(1, VOCABULARY, **ints), make(1, **ints),
+        make(1, dtype=torch.bool), make(12, **floats), make(1, rows, dtype=torch.int64),
+        make((), dtype=torch.bool), make(1, rows, **floats), None,
+        VOCABULARY - 1, [VOCABULARY - 2, VOCABULARY - 3], 151_668,
+    ]  # fmt: skip
+
+
+def places() -> Iterator[Place]:
+    """Every place, in the order of a layer."""
+    yield Place("rms_norm", "rms_norm", _rms_norm)
+    wide = CHANNELS + HEADS * DV
+    yield Place("gdn-in", "projection", _projection(HIDDEN, wide + 2 * HEADS))
+    yield Place("gdn-in-preview", "projection", _projection(HIDDEN, wide + HEADS))
+    yield Place("gdn_preview", "gdn_preview", _gdn_preview)
+    yield Place("gdn_scan-commit", "gdn_scan", _gdn_scan(False))
+    yield Place("gdn_scan-verify", "gdn_scan", _gdn_scan(False), ("y",))
+    yield Place("gdn_scan-replay", "gdn_scan", _gdn_scan(True), ("ring", "state"))
+    yield Place("gdn-out", "projection", _projection(HEADS * DV, HIDDEN))
+    heads = 2 * QUERY_HEADS + 2 * KV_HEADS
+    yield Place("attention-in", "projection", _projection(HIDDEN, heads * DIM))
+    yield Place("block_attention-causal", "block_attention", _attention(True))
+    yield Place("block_attention-block", "block_attention", _attention(False))
+    yield Place("attention-out", "projection", _projection(QUERY_HEADS * DIM, HIDDEN))
+    yield Place("router", "projection", _projection(HIDDEN, EXPERTS + 1))
+    yield Place("moe-block", "moe", _moe(True), ("y",))
+    yield Place("moe-rows", "moe", _moe(False), ("y",))
+    yield Place("head", "projection", _projection(HIDDEN, VOCABULARY, True))
+    yield Place("pick", "pick", _pick)
