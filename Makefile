@@ -10,13 +10,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
        $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint clean
+.PHONY: help setup demo test test-all lint kernels mutants clean
 
 help:
 	@echo "make demo      compile the bundled checkpoint, answer its 20 messages, compare"
 	@echo "make test      style, types, imports, then the tests that are not slow"
 	@echo "make test-all  every test"
 	@echo "make lint      style, types, imports"
+	@echo "make kernels   compile every kernel for every GPU architecture: what it costs (no GPU)"
+	@echo "make mutants   break the kernels piece by piece: do their tests notice? (hours)"
 	@echo "make setup     the virtual environment alone (.venv)"
 	@echo "make clean     remove .venv and caches"
 	@echo
@@ -49,6 +51,12 @@ test: lint
 test-all: setup
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) tests/interpreted
 	$(BIN)/python -m pytest -n $(JOBS) tests
+
+kernels: setup
+	$(BIN)/python -m clover_compile.kernels.report --json build/kernels.json
+
+mutants: setup
+	TRITON_INTERPRET=1 $(BIN)/python -m tests.mutants --jobs $(JOBS) $(OPS)
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from clover_compile.kernels.call import DTYPES
+from clover_compile.kernels.watched_memory import Watched
 from clover_compile.runtime.launch_plan import Launch
 from clover_compile.runtime.launcher import BadLaunch
 
@@ -95,6 +96,38 @@ def _dot(method: Callable[..., Any]) -> Callable[..., Any]:
     return create_dot
 
 
+_watched: list[Watched] = []
+"""The memory of the launch that runs, if any."""
+
+
+def _load(method: Callable[..., Any]) -> Callable[..., Any]:
+    def create_masked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        if _watched:
+            _watched[-1].touch(pointers.data, mask.data, store=False)
+        return method(self, pointers, mask, *rest)
+
+    return create_masked_load
+
+
+def _store(method: Callable[..., Any]) -> Callable[..., Any]:
+    def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        if _watched:
+            _watched[-1].touch(pointers.data, mask.data, store=True)
+        return method(self, pointers, value, mask, *rest)
+
+    return create_masked_store
+
+
+def _index(method: Callable[..., Any]) -> Callable[..., Any]:
+    def set_grid_idx(self: Any, x: int, y: int, z: int) -> None:
+        if _watched:
+            nx, ny, _ = self.grid_dim
+            _watched[-1].program = x + nx * (y + ny * z)
+        method(self, x, y, z)
+
+    return set_grid_idx
+
+
 def _reduce(method: Callable[..., Any]) -> Callable[..., Any]:
     def check_tensor(self: Any, values: Any) -> Any:
         if any(x.dtype.scalar in _NARROW for x in values):
@@ -115,37 +148,47 @@ def install() -> None:
             setattr(builder, name, _around(getattr(builder, name)))
         builder.cast_impl = _cast(builder.cast_impl)
         builder.create_dot = _dot(builder.create_dot)
+        builder.create_masked_load = _load(builder.create_masked_load)
+        builder.create_masked_store = _store(builder.create_masked_store)
+        builder.set_grid_idx = _index(builder.set_grid_idx)
         base.check_tensor = _reduce(base.check_tensor)
     self_test()
 
 
-def _products(x, y, product, total, more, n: tl.constexpr):  # type: ignore[no-untyped-def]
+def _roundings(x, y, product, total, more, eighth, whole, n: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, n)[:, None] * n + tl.arange(0, n)[None, :]
     a, b = tl.load(x + at), tl.load(y + at)
+    wide = a.to(tl.float32) + b.to(tl.float32)
     tl.store(product + at, tl.dot(a, b))
-    tl.store(total + at, a.to(tl.float32) + b.to(tl.float32))
+    tl.store(total + at, wide)
     tl.store(more + at, tl.where(a > b, a * b, a + b))
+    tl.store(eighth + at, (wide * 1.03125).to(tl.float8e4nv))
+    tl.store(whole + at, (at * 3).to(tl.bfloat16))
 
 
-_self_test_kernel: Any = triton.jit(_products)
+_roundings_kernel: Any = triton.jit(_roundings)
 
 
 def self_test() -> None:
-    """RuntimeError unless dots, comparisons, arithmetic and stores of bfloat16 are exact."""
+    """RuntimeError unless dots, comparisons, arithmetic, casts and stores are those of hardware."""
     n = 16
     x = ((torch.arange(n * n) % 23) - 11).view(n, n).bfloat16()
     y = ((torch.arange(n * n) % 17) - 8).view(n, n).bfloat16() * 1.0078125
-    product, total = torch.empty(n, n), torch.empty(n, n, dtype=torch.bfloat16)
-    more = torch.empty(n, n, dtype=torch.bfloat16)
-    _self_test_kernel[(1,)](x, y, product, total, more, n)
+    product = torch.empty(n, n)
+    total, more, whole = (torch.empty(n, n, dtype=torch.bfloat16) for _ in range(3))
+    eighth = torch.empty(n, n, dtype=torch.float8_e4m3fn)
+    _roundings_kernel[(1,)](x, y, product, total, more, eighth, whole, n)
+    wide = x.float() + y.float()
     meant = {
         "dot": torch.equal(product, x.float() @ y.float()),
-        "store": torch.equal(total, (x.float() + y.float()).bfloat16()),
+        "store": torch.equal(total, wide.bfloat16()),
         "arithmetic": torch.equal(more, torch.where(x > y, x * y, x + y)),
+        "float8": torch.equal(eighth.float(), (wide * 1.03125).to(eighth.dtype).float()),
+        "integers": torch.equal(whole, (3 * torch.arange(n * n)).view(n, n).bfloat16()),
     }
     wrong = [name for name, right in meant.items() if not right]
     if wrong:
-        raise RuntimeError(f"bfloat16 in Triton's interpreter is wrong: {', '.join(wrong)}")
+        raise RuntimeError(f"narrow floats in Triton's interpreter are wrong: {', '.join(wrong)}")
 
 
 def _function(name: str) -> Any:
@@ -154,23 +197,28 @@ def _function(name: str) -> Any:
 
 
 class Interpreter:
-    """A launcher device: torch CPU tensors, kernels interpreted one program after another."""
+    """A launcher device: torch CPU tensors, kernels interpreted one program after another.
 
-    def __init__(self, poison: bool = True) -> None:
-        self.poison = poison
-        """Fill new arrays with NaN (integers: a huge number), to show what is read unwritten."""
+    New arrays are filled with NaN (integers: the largest), to show what is read unwritten; every
+    access is checked for bounds and races (watched_memory.py).
+    """
+
+    def __init__(self) -> None:
         self.launches = 0
+        self._made: dict[int, Tensor] = {}
 
     def describe(self, array: Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
         return DTYPES[array.dtype], tuple(array.shape), tuple(array.stride())
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
         kind = _TORCH[dtype]
-        if not self.poison:
-            return torch.empty(shape, dtype=kind)
         if kind.is_floating_point:
-            return torch.full(shape, torch.nan).to(kind)
-        return torch.full(shape, 1 if kind is torch.bool else torch.iinfo(kind).max, dtype=kind)
+            made = torch.full(shape, torch.nan).to(kind)
+        else:
+            most = 1 if kind is torch.bool else torch.iinfo(kind).max
+            made = torch.full(shape, most, dtype=kind)
+        self._made[made.untyped_storage().data_ptr()] = made
+        return made
 
     def launch(
         self, launch: Launch, grid: tuple[int, int, int], arrays: Mapping[str, Tensor],
@@ -182,6 +230,10 @@ class Interpreter:
             odd = sorted(set(given) ^ set(function.arg_names))
             raise BadLaunch(f"{launch.kernel}: parameters and arguments differ: {odd}")
         self.launches += 1
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore", RuntimeWarning)
-            function[grid](**given)
+        _watched.append(Watched(arrays, set(self._made)))
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore", RuntimeWarning)
+                function[grid](**given)
+        finally:
+            _watched.pop()

@@ -1,0 +1,192 @@
+"""`make mutants`: breaks the kernels one small piece at a time and sees whether their tests notice.
+
+    TRITON_INTERPRET=1 python -m tests.mutants [OP ...] [--jobs N] [--at TEXT]
+
+Every sign, comparison, mask, index offset and fill value of kernels/<op>/kernel.py is flipped in
+turn, and tests/interpreted/test_<op>.py runs on the result. A mutant that passes must stand in
+tests/survivors.json with the reason why it cannot matter; anything else is exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import copy
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from clover_compile.kernels.table import KERNELS
+
+ROOT = Path(__file__).parents[1]
+SURVIVORS = Path(__file__).with_name("survivors.json")
+SECONDS = 240
+"""A mutant that runs longer counts as noticed: its loop no longer ends."""
+
+_SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed place."""
+
+    op: str
+    name: str
+    """Function, source line and what was done: what survivors.json lists."""
+    line: int
+    source: str
+
+
+def _edits(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None]]]:
+    """What can be broken at a node: a description, and the change to make to a copy of it."""
+    if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in _SWAPS:
+        swap = _SWAPS[type(node.op)]
+        yield f"{type(node.op).__name__} to {swap.__name__}", lambda n: setattr(n, "op", swap())
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPS:
+        swap = _SWAPS[type(node.ops[0])]
+        name = type(node.ops[0]).__name__
+        yield f"{name} to {swap.__name__}", lambda n: setattr(n, "ops", [swap()])
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        yield "sign dropped", lambda n: setattr(n, "op", ast.UAdd())
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("tl.load", "tl.store"):
+        yield "offset by one", _shift
+        for i, word in enumerate(node.keywords):
+            if word.arg == "mask":
+                yield "mask dropped", partial(_everywhere, index=i)
+            if word.arg == "other":
+                yield "fill of one", partial(_fill, index=i)
+
+
+def _shift(call: ast.AST) -> None:
+    assert isinstance(call, ast.Call)
+    call.args[0] = ast.BinOp(call.args[0], ast.Add(), ast.Constant(1))
+
+
+def _fill(call: ast.AST, index: int) -> None:
+    assert isinstance(call, ast.Call)
+    call.keywords[index].value = ast.Constant(1)
+
+
+def _everywhere(call: ast.AST, index: int) -> None:
+    """mask=m becomes m | True-like: a comparison that always holds, of the mask's shape."""
+    assert isinstance(call, ast.Call)
+    mask = call.keywords[index].value
+    flipped = ast.BinOp(mask, ast.BitOr(), ast.UnaryOp(ast.Invert(), copy.deepcopy(mask)))
+    call.keywords[index].value = flipped
+
+
+def mutants(op: str) -> Iterator[Mutant]:
+    """Every mutant of an op's kernels."""
+    path = ROOT / "clover_compile" / "kernels" / op / "kernel.py"
+    text = path.read_text(encoding="utf-8")
+    lines, tree = text.splitlines(), ast.parse(text)
+    seen: Counter[str] = Counter()
+    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
+        nodes = [n for statement in function.body for n in ast.walk(statement)]
+        for index, node in enumerate(nodes):
+            for what, change in _edits(node):
+                broken = copy.deepcopy(tree)
+                twin = next(n for n in broken.body if getattr(n, "name", "") == function.name)
+                assert isinstance(twin, ast.FunctionDef)
+                change([n for statement in twin.body for n in ast.walk(statement)][index])
+                line = getattr(node, "lineno", function.lineno)
+                name = f"{function.name}: {lines[line - 1].strip()} [{what}]"
+                seen[name] += 1
+                if seen[name] > 1:
+                    name += f" {seen[name]}"
+                source = ast.unparse(ast.fix_missing_locations(broken))
+                yield Mutant(op, name, line, source)
+
+
+def _test(mutant: Mutant) -> int:
+    """Runs in a child of its own: exit status of pytest on the mutated kernels."""
+    module = f"clover_compile.kernels.{mutant.op}.kernel"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.py"
+        path.write_text(mutant.source, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(module, path)
+        assert spec is not None and spec.loader is not None
+        made = importlib.util.module_from_spec(spec)
+        sys.modules[module] = made
+        spec.loader.exec_module(made)
+        test = f"tests/interpreted/test_{mutant.op}.py"
+        flags = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        return int(pytest.main([*flags, "-m", "not slow", str(ROOT / test)]))
+
+
+def _start(mutant: Mutant) -> int:
+    child = os.fork()
+    if child == 0:
+        status = 70
+        with contextlib.suppress(BaseException):
+            quiet = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(quiet, 1)
+            os.dup2(quiet, 2)
+            signal.alarm(SECONDS)
+            status = _test(mutant)
+        os._exit(status)
+    return child
+
+
+def run(made: list[Mutant], jobs: int) -> list[Mutant]:
+    """The mutants whose tests passed."""
+    waiting, running, alive = list(reversed(made)), dict[int, Mutant](), []
+    done, began = 0, time.monotonic()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            mutant = waiting.pop()
+            running[_start(mutant)] = mutant
+        child, status = os.wait()
+        mutant = running.pop(child)
+        done += 1
+        if status == 0:
+            alive.append(mutant)
+            print(f"survived  {mutant.op}:{mutant.line} {mutant.name}", flush=True)
+        if done % 25 == 0:
+            print(f"{done}/{len(made)} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return alive
+
+
+def main() -> int:
+    """0 if every survivor is listed with a reason and every listed one survived."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("ops", nargs="*", metavar="OP", help="ops to break (all)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at once (2)")
+    parser.add_argument("--at", default="", help="only mutants whose name holds this")
+    options = parser.parse_args()
+    importlib.import_module("tests.interpreted.harness")
+    known: dict[str, dict[str, str]] = json.loads(SURVIVORS.read_text(encoding="utf-8"))
+    failed = False
+    for op in options.ops or KERNELS:
+        made = [m for m in mutants(op) if options.at in m.name]
+        alive = {m.name for m in run(made, options.jobs)}
+        reasons = known.get(op, {})
+        new = sorted(alive - reasons.keys())
+        gone = sorted(reasons.keys() & {m.name for m in made} - alive)
+        print(f"{op}: {len(made)} mutants, {len(made) - len(alive)} noticed, "
+              f"{len(alive) - len(new)} cannot matter, {len(new)} unexplained")  # fmt: skip
+        for name in gone:
+            print(f"listed, but noticed now: {name}")
+        failed |= bool(new or gone)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
