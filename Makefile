@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
        $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint kernels mutants clean
+.PHONY: help setup demo test test-all lint kernels mutants gpu-check clean
 
 help:
 	@echo "make demo      compile the bundled checkpoint, answer its 20 messages, compare"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint      style, types, imports"
 	@echo "make kernels   compile every kernel for every GPU architecture: what it costs (no GPU)"
 	@echo "make mutants   break the kernels piece by piece: do their tests notice? (hours)"
+	@echo "make gpu-check every kernel on the GPU that is here (needs torch and triton alone)"
 	@echo "make setup     the virtual environment alone (.venv)"
 	@echo "make clean     remove .venv and caches"
 	@echo
@@ -57,6 +58,10 @@ kernels: setup
 
 mutants: setup
 	TRITON_INTERPRET=1 $(BIN)/python -m tests.mutants --jobs $(JOBS) $(OPS)
+
+# Without setup: a machine with a GPU has its own torch and triton, and perhaps no network.
+gpu-check:
+	$(PYTHON) -m clover_compile.gpu_check $(if $(DRY),--dry)
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

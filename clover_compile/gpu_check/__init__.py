@@ -1,0 +1,1 @@
+"""`make gpu-check`: every kernel on a real GPU, beside its reference and its byte floor."""

@@ -1,0 +1,96 @@
+"""Precompiled kernels on a CUDA device, under torch's context and streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import torch
+from torch import Tensor
+
+from clover_compile.kernels.call import DTYPES
+from clover_compile.kernels.compiled import Compiled, compile_launch, key, operands, signature
+from clover_compile.runtime.cuda_driver import Kernel
+from clover_compile.runtime.launch_plan import Launch, Operand, Plan, Variant
+
+_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+
+Job = tuple[Plan, Variant, Launch, int]
+
+
+def jobs(plans: Iterable[Plan], capability: int) -> dict[str, Job]:
+    """What must be compiled for these plans, each kernel once, by its key."""
+    found: dict[str, Job] = {}
+    for plan in plans:
+        for variant in plan.variants:
+            arrays = operands(plan, variant)
+            for launch in variant.launches:
+                name = key(launch, arrays, capability)
+                found.setdefault(name, (plan, variant, launch, capability))
+    return found
+
+
+def _compile(job: Job) -> Compiled | str:
+    try:
+        return compile_launch(*job)
+    except Exception as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        return f"{job[2].kernel}: {first[0]}"
+
+
+def compile_all(made: Mapping[str, Job], workers: int | None = None) -> dict[str, Compiled | str]:
+    """Compiles in parallel; a kernel that does not compile gives its error instead."""
+    workers = workers or os.cpu_count() or 1
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        return dict(zip(made, pool.map(_compile, made.values(), chunksize=2), strict=True))
+
+
+class Gpu:
+    """A launcher device: torch CUDA tensors and cubins launched through the driver."""
+
+    def __init__(self, compiled: Mapping[str, Compiled | str], capability: int) -> None:
+        self.compiled, self.capability = compiled, capability
+        self.poison = True
+        """Fill new arrays with NaN (integers: the largest); off while times are taken."""
+        self._loaded: dict[str, Kernel] = {}
+
+    def describe(self, array: Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        return DTYPES[array.dtype], tuple(array.shape), tuple(array.stride())
+
+    def empty(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        kind = _TORCH[dtype]
+        if not self.poison:
+            return torch.empty(shape, dtype=kind, device="cuda")
+        if kind.is_floating_point:
+            return torch.full(shape, torch.nan, device="cuda").to(kind)
+        most = 1 if kind is torch.bool else torch.iinfo(kind).max
+        return torch.full(shape, most, dtype=kind, device="cuda")
+
+    def launch(
+        self, launch: Launch, grid: tuple[int, int, int], arrays: Mapping[str, Tensor],
+        integers: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        named = {
+            name: Operand(DTYPES[arrays[parameter].dtype], ())
+            for parameter, name in launch.arguments.items()
+        }
+        name = key(launch, named, self.capability)
+        kernel = self._loaded.get(name) or self._load(name)
+        given = {**{k: x.data_ptr() for k, x in arrays.items()}, **integers}
+        order = [k for k in signature(launch, named) if k in given]
+        misaligned = [k for k in arrays if given[k] % 16]
+        if misaligned:
+            raise ValueError(f"{name}: {misaligned} not aligned to 16 bytes")
+        small = [k in integers for k in order]
+        stream = torch.cuda.current_stream().cuda_stream
+        kernel.launch(grid, [given[k] for k in order], small, stream)
+
+    def _load(self, name: str) -> Kernel:
+        found = self.compiled[name]
+        if isinstance(found, str):
+            raise RuntimeError(f"did not compile: {found}")
+        function = name.split("-sm")[0]
+        self._loaded[name] = Kernel(found.cubin, function, found.warps, found.shared)
+        return self._loaded[name]
