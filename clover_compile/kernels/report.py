@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def gather(capabilities: tuple[int, ...], only: str = "") -> dict[str, Any]:
                 found[key]["places"].append(f"{kernel.place}: {kernel.guard}")
     return {
         "note": NOTE,
+        "triton": version("triton"),
         "kernels": list(found.values()),
         "places": list(costs.places()),
         "passes": list(costs.passes()),
