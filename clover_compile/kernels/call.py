@@ -12,6 +12,7 @@ from torch import Tensor
 from clover_compile.runtime.launch_plan import Operand, Size
 
 DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "fp64",
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",

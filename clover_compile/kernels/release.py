@@ -84,10 +84,11 @@ def _gdn_preview(make: Make, rows: int, _: int) -> list[Any]:
 def _gdn_scan(replay: bool) -> Callable[..., list[Any]]:
     def arguments(make: Make, rows: int, _: int) -> list[Any]:
         if replay:
-            u, b, a = _joined(make, rows, CHANNELS, HEADS, HEADS)
+            # A tape is what a verify left behind: the joined projection, z unread.
+            u, _z, a, b = _joined(make, rows, CHANNELS, HEADS * DV, HEADS, HEADS)
             z, kept = None, make(1, dtype=torch.int32)
         else:
-            u, z, b, a = _joined(make, rows, CHANNELS, HEADS * DV, HEADS, HEADS)
+            u, z, a, b = _joined(make, rows, CHANNELS, HEADS * DV, HEADS, HEADS)
             kept = None
         carried, conv = _carried(make), make(CHANNELS, TAPS)
         return [
@@ -131,8 +132,19 @@ def _pick(make: Make, rows: int, _: int) -> list[Any]:
     ]  # fmt: skip
 
 
+def _embedding(make: Make, rows: int, _: int) -> list[Any]:
+    return [make(1, rows, dtype=torch.int64), make(VOCABULARY, HIDDEN)]
+
+
+def _rotary(make: Make, rows: int, _: int) -> list[Any]:
+    turns = make(ROTARY // 2, dtype=torch.float64)
+    return [make(1, rows, dtype=torch.int64), make(1, dtype=torch.int32), turns]
+
+
 def places() -> Iterator[Place]:
     """Every place, in the order of a layer."""
+    yield Place("embedding", "embedding", _embedding)
+    yield Place("rotary", "rotary", _rotary)
     yield Place("rms_norm", "rms_norm", _rms_norm)
     wide = CHANNELS + HEADS * DV
     yield Place("gdn-in", "projection", _projection(HIDDEN, wide + 2 * HEADS))

@@ -20,8 +20,10 @@ OPS: dict[str, str] = {
 KERNELS: dict[str, str] = {
     **OPS,
     "projection": "clover_compile.kernels.projection.spec:SPEC",
+    "embedding": "clover_compile.kernels.embedding.spec:SPEC",
+    "rotary": "clover_compile.kernels.rotary.spec:SPEC",
 }
-"""Everything with a launch plan: the fused ops, and the matrix products between them."""
+"""Everything with a launch plan: the fused ops, and what stands between them."""
 
 
 def fused_op(name: str) -> FusedOp:

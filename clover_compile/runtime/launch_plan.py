@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 ITEMSIZE = {
-    "fp32": 4, "bf16": 2, "fp16": 2, "fp8e4nv": 1, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "i1": 1,
+    "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8e4nv": 1,
+    "i64": 8, "i32": 4, "i16": 2, "i8": 1, "i1": 1,
 }  # fmt: skip
 """Bytes per element of the dtypes a plan may name (Triton's spelling)."""
 

@@ -1,0 +1,1 @@
+"""Embedding rows by id: not a fused op, but part of every Unit."""

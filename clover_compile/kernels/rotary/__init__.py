@@ -1,0 +1,1 @@
+"""Rotary angles of positions: not a fused op, but part of Units with attention."""
