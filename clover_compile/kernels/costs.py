@@ -24,7 +24,10 @@ ROWS = {"preview": 32, "verify": 16, "commit": 32, "step": 1, "replay": 16}
 """Rows of each pass."""
 
 
-def _share(place: release.Place, kept: int) -> dict[str, float]:
+def _share(place: release.Place, rows: int, kept: int) -> dict[str, float]:
+    """The part of a stack that a call reads: the rows of its ids, the experts kept."""
+    if place.op == "embedding":
+        return {"weight": rows / release.VOCABULARY}
     if place.op != "moe":
         return {}
     share = kept / release.EXPERTS
@@ -45,14 +48,14 @@ def cost(place: release.Place, rows: int, prefix: int, kept: int, capability: in
     plan = place.plan(capability)
     symbols = {"n": rows, "R": prefix}
     call = resolve(plan, symbols)
-    floor = byte_floor(plan, symbols, _share(place, kept))
+    floor = byte_floor(plan, symbols, _share(place, rows, kept))
     return Cost(len(call.variant.launches), call.workspace_bytes(), floor)
 
 
 def passes(prefix: int = 1024) -> Iterator[dict[str, Any]]:
     """Launches, bytes and modelled milliseconds of each pass for each number of experts kept."""
     by_name = {place.name: place for place in release.places()}
-    for name, (gdn, attention, after) in release.PASSES.items():
+    for name, (gdn, attention, around) in release.PASSES.items():
         rows = ROWS[name]
         for kept in KEPT:
             if (name == "step") != (kept == KEPT[0]) or (name == "replay" and kept != KEPT[1]):
@@ -60,7 +63,7 @@ def passes(prefix: int = 1024) -> Iterator[dict[str, Any]]:
             parts = {
                 "gdn": (release.GDN_LAYERS, gdn),
                 "attention": (release.ATTENTION_LAYERS, attention),
-                "after": (1, after),
+                "around": (1, around),
             }
             launches, size, per_layer = 0, 0, {}
             for part, (count, members) in parts.items():

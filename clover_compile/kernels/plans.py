@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from clover_compile.kernels.call import Call, UnplannedCall
@@ -26,5 +27,10 @@ def plan_of(
         operand = call.arrays[name]
         if operand is not None and operand.shape[0] != 1:
             raise UnplannedCall(f"{op.name}: kernels take a batch of 1, not {operand.shape[0]}")
+    return plan_call(op, call)
+
+
+def plan_call(op: FusedOp, call: Call) -> Plan:
+    """The launch plan of one call."""
     plan: Plan = op.slot("plan")(call)
-    return plan
+    return replace(plan, scalars=dict(call.scalars))

@@ -172,29 +172,29 @@ PASSES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("rms_norm", "gdn-in-preview", "gdn_preview", "gdn-out", *_SECOND, "moe-block"),
         ("rms_norm", "attention-in", "block_attention-block", "attention-out", *_SECOND,
          "moe-block"),
-        ("rms_norm", "head", "pick"),
+        ("embedding", "rotary", "rms_norm", "head", "pick"),
     ),
     "verify": (
         ("rms_norm", "gdn-in", "gdn_scan-verify", "gdn-out", *_SECOND, "moe-rows"),
         ("rms_norm", "attention-in", "block_attention-causal", "attention-out", *_SECOND,
          "moe-rows"),
-        ("rms_norm", "head", "pick"),
+        ("embedding", "rotary", "rms_norm", "head", "pick"),
     ),
     "commit": (
         ("rms_norm", "gdn-in", "gdn_scan-commit", "gdn-out", *_SECOND, "moe-rows"),
         ("rms_norm", "attention-in", "block_attention-causal", "attention-out", *_SECOND,
          "moe-rows"),
-        (),
+        ("embedding", "rotary"),
     ),
     "step": (
         ("rms_norm", "gdn-in", "gdn_scan-commit", "gdn-out", *_SECOND, "moe-rows"),
         ("rms_norm", "attention-in", "block_attention-causal", "attention-out", *_SECOND,
          "moe-rows"),
-        ("rms_norm", "head", "pick"),
+        ("embedding", "rotary", "rms_norm", "head", "pick"),
     ),
     "replay": (("gdn_scan-replay",), (), ()),
 }  # fmt: skip
-"""Pass -> places of a GDN layer, of an attention layer, and after the layers.
+"""Pass -> places of a GDN layer, of an attention layer, and around the layers.
 
 step: a commit of one row with its logits, as causal decoding makes it; commit: a finished block,
 without logits.

@@ -70,6 +70,8 @@ class Plan:
     outputs: Mapping[str, Operand]
     """Outputs somebody reads; the kernels do not write the others."""
     variants: tuple[Variant, ...]
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    """The op's scalar arguments, for readers: the launches hold them as constants already."""
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values."""
@@ -83,6 +85,7 @@ class Plan:
             {name: None if x is None else _operand(x) for name, x in data["inputs"].items()},
             {name: _operand(x) for name, x in data["outputs"].items()},
             tuple(_variant(x) for x in data["variants"]),
+            data["scalars"],
         )
 
 

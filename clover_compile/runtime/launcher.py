@@ -103,14 +103,33 @@ def _check_strides(
             raise BadLaunch(f"{op}: {name}: planned strides {planned}, given {list(strides)}")
 
 
-def run(plan: Plan, arrays: Mapping[str, Any], device: Device) -> dict[str, Any]:
-    """Launches the op on `arrays` (inputs by name); returns its outputs by name."""
+def run(
+    plan: Plan, arrays: Mapping[str, Any], device: Device,
+    outputs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Launches the op on `arrays` (inputs by name); returns its outputs by name.
+
+    outputs: arrays to write them into; new ones are made for those that are not given.
+    """
     call = resolve(plan, bind(plan, arrays, device))
-    made = {**plan.outputs, **call.variant.workspace}
     held = {name: array for name, array in arrays.items() if array is not None}
-    held |= {name: device.empty(x.dtype, call.shape(x)) for name, x in made.items()}
+    held |= outputs or {}
+    for name, operand in {**plan.outputs, **call.variant.workspace}.items():
+        if name not in held:
+            held[name] = device.empty(operand.dtype, call.shape(operand))
+        else:
+            _check_output(plan.op, name, operand.dtype, call.shape(operand), held[name], device)
     for launch in call.variant.launches:
         integers = {name: call.size(x) for name, x in launch.integers.items()}
         given = {parameter: held[name] for parameter, name in launch.arguments.items()}
         device.launch(launch, call.grid(launch), given, integers)
     return {name: held[name] for name in plan.outputs}
+
+
+def _check_output(
+    op: str, name: str, dtype: str, shape: tuple[int, ...], array: Any, device: Device
+) -> None:
+    given, found, strides = device.describe(array)
+    if (given, found) != (dtype, shape):
+        raise BadLaunch(f"{op}: {name}: planned {dtype} {list(shape)}, given {given} {list(found)}")
+    _check_strides(op, name, Operand(dtype, shape), shape, strides)

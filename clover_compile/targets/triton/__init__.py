@@ -1,0 +1,1 @@
+"""Targets for one GPU architecture each: launch programs and precompiled Triton kernels."""
