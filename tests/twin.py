@@ -1,0 +1,58 @@
+"""The software twin of the CUDA session: a test double, no target.
+
+Same programs, buffer tables and engine; memory is the CPU's and every step is the op's reference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clover_compile.kernels.call import DTYPES
+from clover_compile.kernels.table import fused_op
+from clover_compile.runtime.launch_plan import Plan
+from clover_compile.runtime.launcher import bind, resolve
+
+_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+
+
+class Twin:
+    """A program device on the CPU; new arrays hold NaN (integers: the largest)."""
+
+    def __init__(self) -> None:
+        self.steps = Counter[str]()
+        self.launches = 0
+
+    def describe(self, array: Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        return DTYPES[array.dtype], tuple(array.shape), tuple(array.stride())
+
+    def empty(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        kind = _TORCH[dtype]
+        if kind.is_floating_point:
+            return torch.full(shape, torch.nan).to(kind)
+        most = 1 if kind is torch.bool else torch.iinfo(kind).max
+        return torch.full(shape, most, dtype=kind)
+
+    def view(
+        self, array: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> Tensor:  # fmt: skip
+        return torch.as_strided(array, shape, strides, array.storage_offset() + offset)
+
+    def step(self, plan: Plan, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        """The reference of the plan's op; the plan's own checks of the call are made first."""
+        call = resolve(plan, bind(plan, inputs, self))  # type: ignore[arg-type]
+        self.steps[plan.op] += 1
+        self.launches += len(call.variant.launches)
+        op = fused_op(plan.op)
+        given: dict[str, Any] = {**dict.fromkeys(plan.inputs), **plan.scalars, **inputs}
+        result = op.reference(*(given[name] for name in op.parameters))
+        made = result if isinstance(result, tuple) else (result,)
+        for name, value in zip(op.outputs, made, strict=True):
+            if name in outputs:
+                assert outputs[name].shape == value.shape, (plan.op, name)
+                assert outputs[name].dtype == value.dtype, (plan.op, name)
+                outputs[name].copy_(value)
