@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,8 @@ from clover_compile.runtime.unit_program import Buffer, Step, UnitProgram, View
 from clover_compile.targets.triton.angles import args_of, is_angle, turns_of
 from clover_compile.unit import Unit
 
-_aten = torch.ops.aten
+PlanKey = Callable[[Plan], str]
+"""Gives a plan its key in plans.json."""
 
 
 class CannotLower(ValueError):
@@ -48,11 +49,11 @@ class Lowering:
     """One Unit on its way down."""
 
     def __init__(
-        self, unit: Unit, capability: int, plan_key: Any, tapes: Mapping[str, Sequence[View]]
+        self, unit: Unit, capability: int, plan_key: PlanKey, verify: UnitProgram | None = None
     ) -> None:
-        """tapes: the parts that a verify leaves behind, by name (for its replay)."""
+        """verify: the program whose tapes a replay reads where they were left."""
         self.unit, self.capability, self.plan_key = unit, capability, plan_key
-        self.tapes = tapes
+        self.verify = verify
         self.buffers: dict[str, Buffer] = {}
         self.steps: list[Step] = []
         self.plans: dict[str, Plan] = {}
@@ -124,15 +125,21 @@ class Lowering:
     def _input(self, name: str, node: fx.Node) -> Any:
         if name == "keep":
             return "keep"
-        if name in self.tapes:
-            parts = tuple(self.tapes[name])
-            self.inputs[name] = parts
-            return Parts(parts)
+        if self.verify is not None and name.startswith("tape."):
+            return self._tape(self.verify, name)
         value = node.meta["val"]
         made = Buffer(DTYPES[value.dtype], self._shape(node), "input")
         view = self._whole(name, made)
         self.inputs[name] = (view,)
         return view
+
+    def _tape(self, verify: UnitProgram, name: str) -> Parts:
+        """A tape as the verify left it: parts of the projection it came from."""
+        parts = verify.outputs[name]
+        (buffer,) = {view.buffer for view in parts}
+        self.buffers[name] = replace(verify.buffers[buffer], kind="input")
+        self.inputs[name] = tuple(replace(view, buffer=name) for view in parts)
+        return Parts(self.inputs[name])
 
     # Nodes.
 
