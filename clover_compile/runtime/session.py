@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,8 +76,9 @@ class Session:
         return cls(loaded.engine, loaded.sizes, loaded.rules, loaded.context, loaded.text)
 
     def new_state(self) -> State:
-        """The state of an empty sequence."""
-        return State(self.sizes, self.context)
+        """The state of an empty sequence, kept where the engine computes."""
+        make: Callable[[Sizes, int], State] = getattr(self.engine, "new_state", State)
+        return make(self.sizes, self.context)
 
     def commit(self, state: State, ids: Sequence[int]) -> Array:
         """Commits ids; returns fp32 logits [T, V] of all rows; `state` advances.
