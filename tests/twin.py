@@ -6,9 +6,10 @@ Same programs, buffer tables and engine; memory is the CPU's and every step is t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +42,24 @@ class Twin:
         self, array: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> Tensor:  # fmt: skip
         return torch.as_strided(array, shape, strides, array.storage_offset() + offset)
+
+    def shape(self, array: Tensor) -> tuple[int, ...]:
+        return tuple(array.shape)
+
+    def write(self, array: Tensor, value: Any) -> None:
+        array.copy_(torch.from_numpy(np.array(value)))
+
+    def read(self, array: Tensor) -> Any:
+        wide = array.float() if array.dtype is torch.bfloat16 else array
+        return wide.numpy().copy()
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        assert source.dtype == target.dtype and source.numel() == target.numel()
+        assert source.is_contiguous() and target.is_contiguous()
+        target.copy_(source.view(target.shape))
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
 
     def step(self, plan: Plan, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """The reference of the plan's op; the plan's own checks of the call are made first."""
