@@ -61,17 +61,23 @@ class Twin:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         return work
 
-    def step(self, plan: Plan, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+    def prepare(
+        self, plan: Plan, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]
+    ) -> Callable[[], None]:
         """The reference of the plan's op; the plan's own checks of the call are made first."""
         call = resolve(plan, bind(plan, inputs, self))  # type: ignore[arg-type]
-        self.steps[plan.op] += 1
-        self.launches += len(call.variant.launches)
         op = fused_op(plan.op)
         given: dict[str, Any] = {**dict.fromkeys(plan.inputs), **plan.scalars, **inputs}
-        result = op.reference(*(given[name] for name in op.parameters))
-        made = result if isinstance(result, tuple) else (result,)
-        for name, value in zip(op.outputs, made, strict=True):
-            if name in outputs:
-                assert outputs[name].shape == value.shape, (plan.op, name)
-                assert outputs[name].dtype == value.dtype, (plan.op, name)
-                outputs[name].copy_(value)
+
+        def step() -> None:
+            self.steps[plan.op] += 1
+            self.launches += len(call.variant.launches)
+            result = op.reference(*(given[name] for name in op.parameters))
+            made = result if isinstance(result, tuple) else (result,)
+            for name, value in zip(op.outputs, made, strict=True):
+                if name in outputs:
+                    assert outputs[name].shape == value.shape, (plan.op, name)
+                    assert outputs[name].dtype == value.dtype, (plan.op, name)
+                    outputs[name].copy_(value)
+
+        return step

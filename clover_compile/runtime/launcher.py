@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -103,13 +103,14 @@ def _check_strides(
             raise BadLaunch(f"{op}: {name}: planned strides {planned}, given {list(strides)}")
 
 
-def run(
+def prepare(
     plan: Plan, arrays: Mapping[str, Any], device: Device,
     outputs: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Launches the op on `arrays` (inputs by name); returns its outputs by name.
+) -> tuple[Callable[[], None], dict[str, Any]]:  # fmt: skip
+    """Fills a call in: returns what launches it, as often as wanted, and its outputs by name.
 
-    outputs: arrays to write them into; new ones are made for those that are not given.
+    outputs: arrays to write into; new ones are made for those that are not given, and for scratch,
+    which lives as long as what was returned.
     """
     call = resolve(plan, bind(plan, arrays, device))
     held = {name: array for name, array in arrays.items() if array is not None}
@@ -119,11 +120,27 @@ def run(
             held[name] = device.empty(operand.dtype, call.shape(operand))
         else:
             _check_output(plan.op, name, operand.dtype, call.shape(operand), held[name], device)
-    for launch in call.variant.launches:
-        integers = {name: call.size(x) for name, x in launch.integers.items()}
-        given = {parameter: held[name] for parameter, name in launch.arguments.items()}
-        device.launch(launch, call.grid(launch), given, integers)
-    return {name: held[name] for name in plan.outputs}
+    ready = [
+        (
+            launch, call.grid(launch),
+            {parameter: held[name] for parameter, name in launch.arguments.items()},
+            {name: call.size(x) for name, x in launch.integers.items()},
+        )
+        for launch in call.variant.launches
+    ]  # fmt: skip
+
+    def launch_all() -> None:
+        for each in ready:
+            device.launch(*each)
+
+    return launch_all, {name: held[name] for name in plan.outputs}
+
+
+def run(plan: Plan, arrays: Mapping[str, Any], device: Device) -> dict[str, Any]:
+    """Launches the op on `arrays` (inputs by name); returns its outputs by name."""
+    launch_all, outputs = prepare(plan, arrays, device)
+    launch_all()
+    return outputs
 
 
 def _check_output(

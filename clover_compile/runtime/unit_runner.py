@@ -6,7 +6,7 @@ reference. Arrays are the device's own objects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Protocol
 
@@ -29,8 +29,10 @@ class ProgramDevice(Protocol):
     ) -> Any:  # fmt: skip
         """Part of an array; offset and strides in elements."""
 
-    def step(self, plan: Plan, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-        """Computes one op into `outputs`."""
+    def prepare(
+        self, plan: Plan, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        """What computes one op from `inputs` into `outputs`, as often as it is called."""
 
 
 def strides_of(shape: tuple[int, ...], row: int | None) -> tuple[int, ...]:
@@ -66,7 +68,7 @@ class UnitRunner:
                 self.buffers[name] = device.empty(buffer.dtype, self._shape(buffer.shape))
         # A step without rows (no logits asked for) is left out.
         self.steps = [
-            (plans[step.plan], self._views(step.inputs), self._views(step.outputs))
+            device.prepare(plans[step.plan], self._views(step.inputs), self._views(step.outputs))
             for step in program.steps
             if all(prod(self._shape(view.shape)) for view in step.outputs.values())
         ]
@@ -92,8 +94,8 @@ class UnitRunner:
 
     def run(self) -> None:
         """Every step once, on what the input buffers hold now."""
-        for plan, inputs, outputs in self.steps:
-            self.device.step(plan, inputs, outputs)
+        for step in self.steps:
+            step()
 
 
 def buffer_bytes(program: UnitProgram, symbols: Mapping[str, int]) -> int:
