@@ -95,10 +95,8 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
         bundle.write_runner(folder, target.requirements)
         content = _manifest(options, target, checkpoint, context, passes, emitted, report)
         identity = bundle.write_manifest(folder, content)
-        report.stage("proving the bundle")
         bundle.write_verdict(folder, {"bundle": identity, **UNDER_CONSTRUCTION})
-        loaded = load(folder, unverified=True, unfinished=True)
-        verdict = prove.prove(loaded, options.dtype, report.say)
+        verdict = _verdict(target, folder, options, report)
         # The proof itself takes memory, often the most.
         peak = peak_memory()
         identity = bundle.complete_manifest(folder, {"peak_memory_bytes": peak})
@@ -110,6 +108,15 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
         "reason": verdict["reason"], "peak_memory_bytes": peak,
         "seconds": round(time.perf_counter() - report.started, 1),
     }  # fmt: skip
+
+
+def _verdict(target: Target, folder: Path, options: BuildOptions, report: Report) -> dict[str, Any]:
+    """The proof, or why this machine cannot give one."""
+    if reason := target.cannot_run():
+        return {"outcome": "compiled, not run", "reason": reason, "dtype": options.dtype}
+    report.stage("proving the bundle")
+    loaded = load(folder, unverified=True, unfinished=True)
+    return prove.prove(loaded, options.dtype, report.say)
 
 
 def fused_units(

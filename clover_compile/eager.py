@@ -44,6 +44,7 @@ class EagerEngine:
 
     def __init__(self, model: Clover, generation: GenerationConfig) -> None:
         self.config = model.config
+        self._dtype = model.dtype
         self.gaps = Gaps()
         self._entries = {
             unit: trace.entry(model, generation, unit) for unit in interface.units(model.config)
@@ -54,7 +55,7 @@ class EagerEngine:
         self, unit: str, feeds: dict[str, Array], outputs: Sequence[str] | None = None
     ) -> dict[str, Array]:
         """Runs one Unit; arrays as the engine protocol states them."""
-        arrays = [torch.from_numpy(np.array(feeds[n])) for n in interface.inputs(self.config, unit)]
+        arrays = [self._tensor(n, feeds[n]) for n in interface.inputs(self.config, unit)]
         if unit != "pick":
             self.gaps.rows = torch.full(arrays[0].shape[1:2], torch.inf)
         # Only while this engine runs: the model may be traced, or run by another one, in between.
@@ -67,7 +68,12 @@ class EagerEngine:
                 handle.remove()
         names = interface.outputs(self.config, unit)
         wanted = names if outputs is None else outputs
-        return {n: x.numpy() for n, x in zip(names, results, strict=True) if n in wanted}
+        return {n: _numpy(x) for n, x in zip(names, results, strict=True) if n in wanted}
+
+    def _tensor(self, name: str, value: Array) -> Tensor:
+        """An array of a Unit; those of the activation dtype come as float32."""
+        made = torch.from_numpy(np.array(value))
+        return made.to(self._dtype) if name.split(".")[0] in interface.ACTIVATIONS else made
 
     def _watch(self, _: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         router, (top_k, top_p, block) = arguments[1], arguments[-3:]
@@ -83,6 +89,12 @@ class EagerEngine:
             near = (last - rival) / last.clamp(min=1e-30)
             gap = torch.minimum(gap, torch.where(rival > 0, near, torch.inf))
         self.gaps.rows = torch.minimum(self.gaps.rows, gap.float())
+
+
+def _numpy(x: Tensor) -> Array:
+    """numpy has no bfloat16: it becomes float32, which holds every value of it."""
+    made: Array = (x.float() if x.dtype is torch.bfloat16 else x).numpy()
+    return made
 
 
 def _coreset_margin(p: Tensor, top_k: int, top_p: float) -> tuple[Tensor, float]:

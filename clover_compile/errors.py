@@ -11,6 +11,7 @@ __all__ = [
     "CloverError",
     "Faults",
     "InputError",
+    "KernelsOverBudget",
     "LocateNeedsModel",
     "ModelOverflows",
     "NoModel",
@@ -34,6 +35,15 @@ class VerdictError(BuildError):
         "the bundle does not agree with the eager model: {reason}; no verdict was written: "
         "do not use it, and report this with the bundle's versions"
     )
+
+
+class KernelsOverBudget(BuildError):
+    """A compiled kernel spills registers, exceeds the shared memory of its GPU or lacks the matrix
+    instruction it was written for. The installed Triton may be another than the kernels were
+    tuned with: install one that the error names, or report it.
+    """
+
+    template = "the kernels for {target} break their budget: {faults}"
 
 
 class NotClover(InputError):

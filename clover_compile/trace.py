@@ -140,8 +140,7 @@ def export(model: Clover, generation: GenerationConfig, unit: str) -> ExportedPr
     """Traces one Unit; raises torch's own error if a declared dimension was specialised."""
     module = entry(model, generation, unit)
     c = model.config
-    dtype = model.model.embed_tokens.weight.dtype
-    arrays = example(c, unit, EXAMPLE_ROWS, EXAMPLE_PREFIX, dtype=dtype)
+    arrays = example(c, unit, EXAMPLE_ROWS, EXAMPLE_PREFIX, dtype=model.dtype)
     with torch.no_grad():
         return torch.export.export(
             module,

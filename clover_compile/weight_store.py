@@ -17,7 +17,7 @@ ALIGNMENT = 64
 """Every tensor starts at a multiple of this, so that mapped weights suit vector loads."""
 
 _DTYPES = {
-    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3",
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from clover_compile.kernels.architecture import shared_limit
-from clover_compile.kernels.compiled import Compiled, Usage
+from clover_compile.kernels.compiled import Compiled, Usage, function
 from clover_compile.runtime.launch_plan import ITEMSIZE, Operand, Plan
 from clover_compile.runtime.launcher import resolve
 
@@ -46,6 +46,13 @@ class Budget:
         needed = self.required.get(compiled.capability)
         if needed and not usage.opcodes.get(needed):
             yield f"{compiled.key}: no {needed}, which its matrix products must use"
+
+
+def budget_of(kernel: str) -> Budget:
+    """The budget that plan.py states beside the kernel "module:function"; KeyError if none."""
+    module, name = kernel.split(":")
+    budgets: Mapping[str, Budget] = function(f"{module.removesuffix('kernel')}plan:BUDGETS")
+    return budgets[name]
 
 
 def byte_floor(

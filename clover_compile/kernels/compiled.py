@@ -17,6 +17,10 @@ from typing import Any
 
 from clover_compile.runtime.launch_plan import Launch, Operand, Plan, Variant
 
+PTX = {80: 83, 86: 83, 89: 83, 90: 83, 100: 86, 120: 87}
+"""PTX version times ten to write: what drivers of CUDA 12.3 (100: 12.7, 120: 12.8) and newer read.
+Triton's own choice needs the newest."""
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -109,6 +113,7 @@ def compile_launch(plan: Plan, variant: Variant, launch: Launch, capability: int
         source, target=GPUTarget("cuda", capability, 32),
         options={
             "num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True,
+            "ptx_version": PTX[capability],
         },
     )  # fmt: skip
     facts = made.metadata

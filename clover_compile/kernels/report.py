@@ -18,8 +18,8 @@ import click
 
 from clover_compile.kernels import costs, release
 from clover_compile.kernels.architecture import CAPABILITIES
-from clover_compile.kernels.budget import Budget
-from clover_compile.kernels.compiled import Compiled, compile_launch, function
+from clover_compile.kernels.budget import Budget, budget_of
+from clover_compile.kernels.compiled import Compiled, compile_launch
 from clover_compile.runtime.launch_plan import Launch
 
 NOTE = (
@@ -43,9 +43,7 @@ class Kernel:
     @property
     def budget(self) -> Budget:
         """What the kernel may cost; KeyError if its plan states no budget for it."""
-        module, name = self.launch.kernel.split(":")
-        budgets: Mapping[str, Budget] = function(f"{module.removesuffix('kernel')}plan:BUDGETS")
-        return budgets[name]
+        return budget_of(self.launch.kernel)
 
     def row(self) -> dict[str, Any]:
         """Its figures."""

@@ -87,6 +87,11 @@ class Clover(nn.Module):
         if not c.tie_word_embeddings:
             self.lm_head = Linear(c.hidden_size, c.vocab_size)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The activation dtype."""
+        return self.model.embed_tokens.weight.dtype
+
     def head(self, x: Tensor, residual: Tensor) -> Tensor:
         """fp32 logits of rows x + residual [B, T, H]."""
         _, normed = self.model.norm(x, residual)

@@ -9,6 +9,9 @@ UNITS = ("commit", "verify", "replay", "preview", "pick")
 PICK_INPUTS = ("logits", "counts", "row0", "close_open", "scalars", "draft", "running", "noise")
 PICK_OUTPUTS = ("ids", "confidence", "p_draft", "entropy")
 
+ACTIVATIONS = ("ring", "k", "v", "tape")
+"""First parts of the names of arrays that have the activation dtype."""
+
 
 def units(c: ModelConfig) -> tuple[str, ...]:
     """The Units a model has; without GDN layers there is nothing to replay."""

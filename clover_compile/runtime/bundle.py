@@ -17,8 +17,11 @@ from clover_compile.runtime.session import Text
 from clover_compile.runtime.strict_json import JsonFault, quote, read_file, read_json
 from clover_compile.runtime.terminal import one_line
 
-ENGINES = {"ort": "clover_compile.runtime.ort_engine:OrtEngine"}
-"""Engine of a manifest -> "module:Class", opened with the checked bundle."""
+ENGINES = {
+    "ort": "clover_compile.runtime.ort_engine:OrtEngine",
+    "triton": "clover_compile.runtime.triton_engine:open_engine",
+}
+"""Engine of a manifest -> "module:callable" that opens a checked bundle."""
 
 TEMPLATE = "chat_template.jinja"
 MAX_TEMPLATE = 1 << 20

@@ -121,6 +121,12 @@ class CudaDevice:
                 self.stream.upload(at, flat[row : row + 1].ctypes.data, width * size)
         self.stream.wait()
 
+    def upload(self, array: CudaArray, start: int, data: bytes) -> None:
+        """Copies raw bytes into a contiguous array, `start` bytes in, and waits."""
+        host = np.frombuffer(data, np.uint8)
+        self.stream.upload(array.address + start, host.ctypes.data, len(data))
+        self.stream.wait()
+
     def read(self, array: CudaArray) -> Array:
         """The array as numpy, bfloat16 as float32, once all queued work is done."""
         size = ITEMSIZE[array.dtype]

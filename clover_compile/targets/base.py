@@ -28,13 +28,17 @@ class Emitted:
 class Target:
     """One target; stateless."""
 
-    name: ClassVar[str]
+    name: str
     engine: ClassVar[str]
     """Key of the runner's engine table."""
     tail: ClassVar[tuple[Pass, ...]] = ()
     """Passes appended to the pipeline."""
     requirements: ClassVar[tuple[str, ...]] = ()
     """What the runner needs beside numpy, tokenizers, jinja2 and safetensors."""
+
+    def cannot_run(self) -> str | None:
+        """Why a bundle cannot be run, and so not be proved, on this machine; None if it can."""
+        return None
 
     def emit(self, units: Mapping[str, Unit], source: Source, folder: Path) -> Emitted:
         """Lowers the fused Units and writes unit files and weights into `folder`."""

@@ -23,7 +23,7 @@ answer alike."""
 class OrtCpu(Target):
     """ONNX, opset 24, for ONNX Runtime's CPU provider."""
 
-    name: ClassVar[str] = "ort-cpu"
+    name = "ort-cpu"
     engine: ClassVar[str] = "ort"
     requirements: ClassVar[tuple[str, ...]] = ("onnxruntime",)
 

@@ -1,0 +1,143 @@
+"""Opens a `triton-*` bundle on the GPU it was compiled for. Never run where it is built."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from clover_compile.runtime import cuda_driver
+from clover_compile.runtime.cuda_device import CudaArray, CudaDevice, Module
+from clover_compile.runtime.cuda_driver import CudaError
+from clover_compile.runtime.errors import BadBundle
+from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Plan
+from clover_compile.runtime.manifest import Checked
+from clover_compile.runtime.program_engine import ProgramEngine
+from clover_compile.runtime.terminal import one_line
+from clover_compile.runtime.unit_program import UnitProgram
+from clover_compile.runtime.unit_runner import strides_of
+
+STORED = {
+    "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
+    "float8_e4m3fn": "fp8e4nv",
+}  # fmt: skip
+"""dtypes of the weight store -> their names in launch plans."""
+
+RESERVE = 512 * 2**20
+"""Bytes that must stay free beside the weights: buffers, graphs and a state."""
+
+PIECE = 64 * 2**20
+"""Bytes of weights copied at a time."""
+
+
+def open_engine(checked: Checked, say: Callable[[str], None] | None = None) -> ProgramEngine:
+    """The engine of a checked bundle; BadBundle with both values if the machine does not fit."""
+    try:
+        return _open(checked, say)
+    except CudaError as error:
+        raise _refuse(checked, str(error)) from None
+
+
+def _open(checked: Checked, say: Callable[[str], None] | None) -> ProgramEngine:
+    kernels = _read(checked, "kernels.json")
+    _check_machine(checked, kernels["capability"])
+    programs = {
+        name: UnitProgram.from_json(_read(checked, unit["file"]))
+        for name, unit in checked.manifest["units"].items()
+    }
+    described = _read(checked, "plans.json")
+    plans = {key: Plan.from_json(value) for key, value in described.items()}
+    device = CudaDevice(_modules(checked.path, kernels["kernels"]), _keys(plans, described))
+    return ProgramEngine(programs, plans, _upload(checked, device, say), device)
+
+
+def _read(checked: Checked, name: str) -> Any:
+    return json.loads((checked.path / name).read_text(encoding="utf-8"))
+
+
+def _refuse(checked: Checked, fault: str) -> BadBundle:
+    return BadBundle(one_line(str(checked.path)), one_line(fault))
+
+
+def _check_machine(checked: Checked, capability: int) -> None:
+    """The right GPU, a driver, and room for the weights, before anything is loaded."""
+    target = checked.manifest["target"]
+    wanted = f"{target} needs an NVIDIA GPU of compute capability {capability / 10:.1f}"
+    if cuda_driver.device_count() == 0:
+        raise _refuse(checked, f"{wanted}; this machine has none")
+    here = cuda_driver.capability()
+    if here != capability:
+        name = cuda_driver.device_name()
+        raise _refuse(checked, f"{wanted}; this machine has {here / 10:.1f} ({name}): build for it")
+    cuda_driver.make_current()
+    weights = {(w["offset"], w["file"]): _bytes(w) for w in checked.manifest["weights"].values()}
+    needed = sum(weights.values()) + RESERVE
+    free, total = cuda_driver.free_memory()
+    if needed > free:
+        raise _refuse(
+            checked,
+            f"needs {needed / 1e9:.1f} GB of device memory, {free / 1e9:.1f} of "
+            f"{total / 1e9:.1f} GB are free: stop what else uses the GPU",
+        )
+
+
+def _bytes(weight: Mapping[str, Any]) -> int:
+    count = 1
+    for size in weight["shape"]:
+        count *= size
+    return count * ITEMSIZE[STORED[weight["dtype"]]]
+
+
+def _modules(folder: Path, table: Mapping[str, Any]) -> dict[str, Module]:
+    return {
+        key: Module(
+            (folder / "kernels" / f"{key}.cubin").read_bytes(), row["function"],
+            tuple(row["parameters"]), row["warps"], row["shared"],
+        )
+        for key, row in table.items()
+    }  # fmt: skip
+
+
+def _keys(plans: Mapping[str, Plan], described: Mapping[str, Any]) -> Callable[[Launch], str]:
+    """Kernel key of a launch of one of these plans."""
+    found = {
+        id(launch): key
+        for name, plan in plans.items()
+        for variant, row in zip(plan.variants, described[name]["kernels"], strict=True)
+        for launch, key in zip(variant.launches, row, strict=True)
+    }
+    return lambda launch: found[id(launch)]
+
+
+def _upload(
+    checked: Checked, device: CudaDevice, say: Callable[[str], None] | None
+) -> dict[str, CudaArray]:
+    """Copies the mapped weights to the device; a weight inside another shares its memory."""
+    stored = checked.manifest["weights"]
+    largest: dict[tuple[str, int], str] = {}
+    for name, w in stored.items():
+        place = (w["file"], w["offset"])
+        if place not in largest or _bytes(w) > _bytes(stored[largest[place]]):
+            largest[place] = name
+    total, done, found = sum(_bytes(stored[n]) for n in largest.values()), 0, {}
+    for name in largest.values():
+        w = stored[name]
+        array = device.empty(STORED[w["dtype"]], tuple(w["shape"]))
+        with (
+            (checked.path / w["file"]).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            for start in range(0, _bytes(w), PIECE):
+                piece = data[w["offset"] + start : w["offset"] + min(_bytes(w), start + PIECE)]
+                device.upload(array, start, piece)
+                done += len(piece)
+                if say is not None:
+                    say(f"loading weights {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+        found[name] = array
+    for name, w in stored.items():
+        shape = tuple(w["shape"])
+        whole = found[largest[(w["file"], w["offset"])]]
+        found.setdefault(name, device.view(whole, 0, shape, strides_of(shape, None)))
+    return found
