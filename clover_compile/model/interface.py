@@ -12,6 +12,15 @@ PICK_OUTPUTS = ("ids", "confidence", "p_draft", "entropy")
 ACTIVATIONS = ("ring", "k", "v", "tape")
 """First parts of the names of arrays that have the activation dtype."""
 
+WIDE = (
+    "A_log",
+    "dt_bias",
+    "bd_softmax_logit_scale",
+    "bd_softmax_history_bias",
+    "bd_softmax_history_c",
+)
+"""Last parts of the names of weights that are fp32 whatever the activation dtype."""
+
 
 def units(c: ModelConfig) -> tuple[str, ...]:
     """The Units a model has; without GDN layers there is nothing to replay."""

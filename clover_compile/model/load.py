@@ -9,15 +9,7 @@ from torch import Tensor
 
 from clover_compile.model.clover import Clover
 from clover_compile.model.config import ModelConfig
-
-WIDE = (
-    "A_log",
-    "dt_bias",
-    "bd_softmax_logit_scale",
-    "bd_softmax_history_bias",
-    "bd_softmax_history_c",
-)
-"""Last parts of the names of weights that are fp32 whatever the activation dtype."""
+from clover_compile.model.interface import WIDE
 
 
 def dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from clover_compile.checkpoint import Checkpoint
-from clover_compile.model.load import WIDE
+from clover_compile.model.interface import WIDE
 from clover_compile.targets.estimate import Estimate
 from clover_compile.targets.ort_cpu.plan import estimate as fp32_estimate
 
