@@ -109,6 +109,12 @@ def test_a_packed_runner_names_no_bundle_and_trusts_its_own(fake: FakeSession) -
     assert main(["x.clover", "-p", "hi"], bundle=Path("y.clover"), prog="runner.pyz") == 2
 
 
+ONCE = (
+    "--max-new-tokens", "--decode", "--accept", "--width", "--threshold", "--block-size",
+    "--temperature", "--top-k", "--top-p", "--seed",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -118,6 +124,16 @@ def test_a_packed_runner_names_no_bundle_and_trusts_its_own(fake: FakeSession) -
         (["x", "-p", "a", "--prompt-ids", "1"], "not allowed with"),
         (["x", "-p", "a", "--messages", "f"], "not allowed with"),
         (["x", "-p", "a", "b"], "unrecognized arguments: b"),
+        (["x", "-p", "a", "-p", "b"], "-p/--prompt: given more than once; give it once"),
+        (["x", "-p", "a", "--prompt=a"], "-p/--prompt: given more than once"),
+        (["x", "--messages", "f", "--messages", "f"], "--messages: given more than once"),
+        (["x", "--prompt-ids", "1", "--prompt-ids", "2"], "--prompt-ids: given more than once"),
+        (["x", "-p", "a", "--thinking", "--no-thinking"], "given more than once"),
+        (["x", "-p", "a", "--no-thinking", "--no-thinking"], "given more than once"),
+        *(
+            (["x", "-p", "a", name, "0", name, "1"], f"{name}: given more than once")
+            for name in ONCE
+        ),
         (["x", "-p", "a", "--wid", "3"], "unrecognized arguments"),
         (["x", "-p", "a", "--width", "many"], "invalid int value"),
         (["x", "-p", "a", "--temperature", "\x1b[31m"], "\\x1b[31m"),
