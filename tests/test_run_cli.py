@@ -76,6 +76,11 @@ def test_only_what_is_given_is_handed_on(fake: FakeSession) -> None:
     assert fake.loaded == {"path": Path("x.clover"), "unverified": False, "allow_native": False}
 
 
+def test_a_prompt_of_two_dashes_is_text(fake: FakeSession) -> None:
+    assert main(["x.clover", "--prompt=--"]) == 0
+    assert fake.asked == {"prompt": "--"}
+
+
 def test_every_option_arrives_with_its_type(fake: FakeSession) -> None:
     words = (
         "x.clover --prompt-ids 1,2,3 --decode causal --accept exact --width 8 --exact "
@@ -139,6 +144,8 @@ ONCE = (
         (["x", "-p", "a", "--temperature", "\x1b[31m"], "\\x1b[31m"),
         (["x", "-p", "a", "--no-such\nthing"], "\\n"),
         (["x", "--prompt-ids", ""], "is not a token id"),
+        (["x", "--prompt-ids=--"], '"--" is not a token id'),
+        (["x", "-p", "a", "--seed=--"], "argument --seed: invalid"),
         (["x", "--prompt-ids", "1,,2"], "is not a token id"),
         (["x", "--prompt-ids", "1,-2"], '"-2" is not a token id'),
         (["x", "--prompt-ids", "1,2.5"], "is not a token id"),

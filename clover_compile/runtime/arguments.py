@@ -39,6 +39,10 @@ class _Once(argparse.Action):
         values: str | Sequence[Any] | None, option_string: str | None = None,
     ) -> None:  # fmt: skip
         _require_first(self, namespace)
+        if values == []:  # `--option=--`: some versions of argparse drop the value
+            if self.type is not None:
+                raise argparse.ArgumentError(self, "invalid value: '--'")
+            values = "--"
         setattr(namespace, self.dest, values)
 
 
