@@ -143,7 +143,8 @@ class Session:
         assistant and tool; `tools` are objects that its chat template describes to the model.
 
         `decode` is `denoise`, `causal` or `self-speculate`; `accept` (`release` or `exact`) and
-        `width` belong to the last. `block_size` and `threshold` override the checkpoint's.
+        `width` belong to the last. `block_size` and `threshold` override the checkpoint's; a row is
+        fixed when its confidence is above the threshold, not when it equals it.
         Temperature 0 is greedy; `seed` repeats a draw. With `state` the prompt is appended to it
         and every emitted row is committed on return. `raw` encodes a string as it is. Raises
         Faults if the request is wrong; a request is refused before anything runs.
