@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import glob
 import hashlib
 import json
@@ -17,6 +18,7 @@ from clover_compile import __version__
 from clover_compile.errors import CannotWrite, NotOurFolder, OutputExists
 from clover_compile.runtime.hashes import file_hash
 from clover_compile.runtime.manifest import OPTIONAL, OUTSIDE, canonical_json
+from clover_compile.runtime.manifest_shape import readable_json
 from clover_compile.tensor_names import spell
 
 REQUIREMENTS = ("numpy", "tokenizers", "jinja2", "safetensors")
@@ -27,13 +29,16 @@ def workspace(output: Path, force: bool) -> Iterator[Path]:
     """A temporary folder beside `output` that becomes `output` on success and is gone otherwise.
 
     Refuses an existing output unless `force`, and then replaces only a folder that holds one of
-    our manifests. What killed builds of the same output left behind is removed first. `flush` the
-    folder before its verdict is written: then nothing but the renaming comes after it.
+    our manifests. What killed builds of the same output left behind is removed first, after a
+    bundle that one of them had moved aside is back in its place. `flush` the folder before its
+    verdict is written: then nothing but the renaming comes after it.
     """
     check_output(output, force)
     folder = output.parent / f".{output.name}.building-{os.getpid()}"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
+        _restore(output)
+        check_output(output, force)
         _sweep(output)
         folder.mkdir()
     except OSError as error:
@@ -43,15 +48,50 @@ def workspace(output: Path, force: bool) -> Iterator[Path]:
         _sync(folder)
         if output.exists():
             check_output(output, force)
-            old = output.parent / f".{output.name}.building-old-{os.getpid()}"
-            output.rename(old)
-            folder.rename(output)
-            shutil.rmtree(old)
+            replace(folder, output)
         else:
             folder.rename(output)
         _sync(output.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def replace(folder: Path, output: Path) -> None:
+    """Puts `folder` in the place of `output`, a bundle, and removes that one.
+
+    Where the system can swap two names there is no moment without a bundle at `output`. Elsewhere
+    the old one is moved aside first, and a kill right then leaves it to `_restore`.
+    """
+    if exchange(folder, output):
+        _sync(output.parent)
+        shutil.rmtree(folder)
+        return
+    old = output.parent / f".{output.name}.building-old-{os.getpid()}"
+    output.rename(old)
+    folder.rename(output)
+    _sync(output.parent)
+    shutil.rmtree(old)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swaps two names in one step; False where the system or the file system cannot."""
+    try:
+        swap = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):  # not Linux, or a C library without it
+        return False
+    here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(swap(here, os.fsencode(one), here, os.fsencode(other), both) == 0)
+
+
+def _restore(output: Path) -> None:
+    """Brings back the bundle that a killed build had moved aside but not yet replaced."""
+    if output.exists() or output.is_symlink():
+        return
+    pattern = f".{glob.escape(output.name)}.building-old-*"
+    aside = [old for old in output.parent.glob(pattern) if _is_abandoned(old)]
+    whole = [old for old in aside if (old / "manifest.json").is_file()]
+    if whole:
+        max(whole, key=lambda old: old.stat().st_mtime).rename(output)
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -119,7 +159,7 @@ def _sync(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes readable JSON with a stable order of keys."""
-    path.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
+    path.write_bytes(readable_json(value))
 
 
 def write_runner(folder: Path, engine_requirements: tuple[str, ...]) -> None:

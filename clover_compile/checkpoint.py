@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clover_compile.checkpoint_layout import Layout, check_index
-from clover_compile.checkpoint_text import TEMPLATE_FILE, read_template, tokenizer_faults
+from clover_compile.checkpoint_text import (
+    SETTINGS_FILE,
+    TEMPLATE_FILE,
+    read_template,
+    read_tokens,
+    tokenizer_faults,
+)
 from clover_compile.errors import CheckpointChanged, Faults, NoModel
 from clover_compile.model.config import GenerationConfig, ModelConfig
 from clover_compile.models import bundled
@@ -29,7 +35,7 @@ TEXTS = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
-    "tokenizer_config.json",
+    SETTINGS_FILE,
     TEMPLATE_FILE,
 )
 MAX_CONFIG = 4 << 20
@@ -47,6 +53,7 @@ class Checkpoint:
         unknown_keys: tuple[str, ...],
         layout: Layout,
         chat_template: str | None,
+        chat_tokens: dict[str, str],
         files: tuple[str, ...],
     ) -> None:
         self.folder = folder
@@ -54,6 +61,7 @@ class Checkpoint:
         self.generation = generation
         self.unknown_keys = unknown_keys
         self.chat_template = chat_template
+        self.chat_tokens = chat_tokens
         self.files = files
         self.tokenizer_path = folder / "tokenizer.json"
         self._layout = layout
@@ -77,10 +85,14 @@ class Checkpoint:
             faults += layout.faults
         faults += tokenizer_faults(folder / "tokenizer.json", config.vocab_size if config else None)
         template, template_faults = read_template(folder)
-        faults += template_faults
+        tokens, token_faults = read_tokens(folder)
+        # Either may find the file they share unreadable: that is one fault.
+        faults += dict.fromkeys(template_faults + token_faults)
         if faults or config is None or generation is None or layout is None:
             raise Faults(spell(str(folder)), tuple(faults))
-        return cls(folder, config, generation, unknown + more, layout, template, files)
+        return cls(
+            folder, config, generation, unknown + more, layout, template, tokens, files
+        )  # fmt: skip
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clover_compile.runtime.rules import MAX_TOKEN_TEXT, is_token_text
 from clover_compile.runtime.strict_json import JsonFault, quote, read_file, read_json
 
 MAX_TEMPLATE = 1 << 20
 TEMPLATE_FILE = "chat_template.jinja"
+SETTINGS_FILE = "tokenizer_config.json"
 
 
 def tokenizer_faults(path: Path, vocab_size: int | None) -> list[str]:
@@ -34,14 +36,39 @@ def tokenizer_faults(path: Path, vocab_size: int | None) -> list[str]:
     return []
 
 
+def read_tokens(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """The texts of `bos_token` and `eos_token` for the template, and what is wrong with them.
+
+    Each is text in tokenizer_config.json, or an object with the text under `content`.
+    """
+    path = folder / SETTINGS_FILE
+    if not path.is_file():
+        return {}, []
+    try:
+        settings = read_json(path)
+    except JsonFault as fault:
+        return {}, [f"{SETTINGS_FILE} {fault}"]
+    tokens: dict[str, str] = {}
+    faults = []
+    for name in ("bos_token", "eos_token"):
+        value = settings.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if is_token_text(text):
+            tokens[name] = str(text)
+        elif value is not None:
+            allowed = f"text of 1..{MAX_TOKEN_TEXT} characters or an object with it as content"
+            faults.append(f"{SETTINGS_FILE} {name} must be {allowed}, not {quote(value)}")
+    return tokens, faults
+
+
 def read_template(folder: Path) -> tuple[str | None, list[str]]:
     """The chat template (a file of its own goes before tokenizer_config.json) and its faults."""
     try:
         if (folder / TEMPLATE_FILE).is_file():
             where = TEMPLATE_FILE
             source: object = read_file(folder / where, MAX_TEMPLATE).decode("utf-8")
-        elif (folder / "tokenizer_config.json").is_file():
-            where = "tokenizer_config.json"
+        elif (folder / SETTINGS_FILE).is_file():
+            where = SETTINGS_FILE
             source = _default(read_json(folder / where).get("chat_template"))
         else:
             return None, []

@@ -25,6 +25,21 @@ DEBUG = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
+class Once(click.Option):
+    """An option with one value; click alone would silently take the last of several."""
+
+    def __init__(self, *names: Any, default: Any = None, **settings: Any) -> None:
+        settings["multiple"], settings["default"] = True, default and (default,)
+        super().__init__(*names, **settings)
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """The only value, or None; raises UsageError for a second one."""
+        values = super().process_value(ctx, value)
+        if values and len(values) > 1:
+            raise click.UsageError(f"{self.opts[0]} is given more than once; give it once")
+        return values[0] if values else None
+
+
 class Terminated(BaseException):
     """SIGTERM, as an exception, so that an unfinished build is cleaned up."""
 
@@ -100,23 +115,34 @@ def main() -> None:
 @main.command()
 @click.argument("model", required=False)
 @click.option(
-    "--target", default="ort-cpu", show_default=True, help="See `clover-compile targets`."
+    "--target", cls=Once, default="ort-cpu", show_default=True, help="See `clover-compile targets`."
 )
 @click.option(
     "-o",
     "output",
+    cls=Once,
     type=click.Path(path_type=Path),
     help="Bundle to write.  [default: MODEL.clover]",
 )
 @click.option(
-    "--dtype", default="fp32", show_default=True, type=click.Choice(["fp32", "fp16", "bf16", "fp8"])
+    "--dtype",
+    cls=Once,
+    default="fp32",
+    show_default=True,
+    type=click.Choice(["fp32", "fp16", "bf16", "fp8"]),
 )
 @click.option(
-    "--context", type=int, help="Most rows a sequence may reach.  [default: the model's own]"
+    "--context",
+    cls=Once,
+    type=int,
+    help="Most rows a sequence may reach.  [default: the model's own]",
 )
 @click.option("--force", is_flag=True, help="Replace a bundle that is there already.")
 @click.option(
-    "--dump-passes", type=click.Path(path_type=Path), help="Write the graph after each pass here."
+    "--dump-passes",
+    cls=Once,
+    type=click.Path(path_type=Path),
+    help="Write the graph after each pass here.",
 )
 @click.option(
     "--plan", is_flag=True, help="Say what the build will need and whether it fits; build nothing."
@@ -184,6 +210,7 @@ def run(arguments: tuple[str, ...]) -> None:
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--model",
+    cls=Once,
     help="Compare with this checkpoint's eager model, afresh, instead of the stored probes.",
 )
 @click.option(
@@ -192,11 +219,19 @@ def run(arguments: tuple[str, ...]) -> None:
     help="Only find the first part of the eager model that gives NaN or Inf; exit status 1 if one "
     "does. Without --model the bundled models are tried.",
 )
-@click.option("-p", "prompt", help="With --locate: the message to answer, instead of the probes.")
+@click.option(
+    "-p",
+    "prompt",
+    cls=Once,
+    help="With --locate: the message to answer, instead of the probes.",
+)
 @JSON
 @DEBUG
 def verify(path: Path, model: str | None, locate: bool, prompt: str | None, as_json: bool) -> int:
-    """Proves a bundle again, on this machine, and renews its verdict."""
+    """Proves a bundle again, on this machine, and renews its verdict.
+
+    A verdict.json that is missing or damaged is replaced too; any other damage is refused.
+    """
     if prompt is not None and not locate:
         raise click.UsageError("-p is for --locate; to ask a bundle, use `clover-compile run`")
 

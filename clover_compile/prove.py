@@ -96,6 +96,7 @@ def rules_of(checkpoint: Checkpoint) -> GenerationRules:
     c = checkpoint.config
     values = checkpoint.generation.to_dict() | {
         "block_size": c.block_size, "threshold": c.threshold, "mask_token_id": c.mask_token_id,
+        **checkpoint.chat_tokens,
     }  # fmt: skip
     return GenerationRules.from_dict(values)
 

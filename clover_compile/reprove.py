@@ -20,12 +20,13 @@ from clover_compile.tensor_names import spell
 
 
 def reprove(path: Path, model: str | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """Compares with the stored probes, or afresh with the eager model of `model`.
+    """Compares with the stored probes, or afresh with the eager model of `model`, and writes the
+    verdict, also in the place of one that is missing, damaged or of another bundle.
 
     Raises OtherModel if that checkpoint is not the one the bundle was built from, VerdictError if
     the bundle does not agree; the old verdict then stays.
     """
-    loaded = load(path, unverified=True, recheck=True)
+    loaded = load(path, unverified=True, recheck=True, renewing=True)
     manifest = loaded.manifest
     truth = None
     if model is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clover_compile.runtime.manifest_shape import canonical_json
+from clover_compile.runtime.manifest_shape import canonical_json, readable_json
 
 OWN = ("manifest.json", "MANIFEST.sha256", "verdict.json", "costs.json")
 
@@ -79,7 +79,7 @@ def write_manifest(folder: Path, data: bytes) -> None:
 def sign(folder: Path, name: str, content: dict[str, Any]) -> None:
     """Writes verdict.json or costs.json with the hash of its own content."""
     digest = hashlib.sha256(canonical_json(content)).hexdigest()
-    (folder / name).write_text(json.dumps({**content, "sha256": digest}))
+    (folder / name).write_bytes(readable_json({**content, "sha256": digest}))
 
 
 def edit(folder: Path, **changes: Any) -> None:

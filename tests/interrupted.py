@@ -2,8 +2,9 @@
 
 The build is the real one, from the command line to the renaming, but tracing, lowering and proof
 are stand-ins that write slowly. One process imports everything and forks a child per build. HOW is
-what the child meets: KILL or INT (a signal at a random moment), FSIZE (a limit on the size of a
-file) or NONE. Prints one JSON line per build.
+what the child meets: KILL or INT (a signal at a random moment), FORCE (the same as KILL, where a
+bundle is being replaced), FSIZE (a limit on the size of a file) or NONE. Prints one JSON line per
+build.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def start(model: str, output: str, how: str) -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
     status = 99
     try:
-        status = cli.status(["build", model, "-o", output])
+        force = ["--force"] if how == "FORCE" else []
+        status = cli.status(["build", model, "-o", output, *force])
     finally:
         os._exit(status)
 
@@ -116,11 +118,13 @@ def main(model: str, output: str, how: str, count: int, seed: int) -> None:
     began = time.perf_counter()
     os.waitpid(start(model, output + ".timed", "NONE"), 0)
     duration = time.perf_counter() - began
+    if how == "FORCE":
+        os.rename(output + ".timed", output)
     for _ in range(count):
         child = start(model, output, how)
-        if how in ("KILL", "INT"):
-            time.sleep(draw.uniform(0, 0.8 * duration))
-            os.kill(child, signal.SIGKILL if how == "KILL" else signal.SIGINT)
+        if how in ("KILL", "INT", "FORCE"):
+            time.sleep(draw.uniform(0, (1.1 if how == "FORCE" else 0.8) * duration))
+            os.kill(child, signal.SIGINT if how == "INT" else signal.SIGKILL)
         _, code = os.waitpid(child, 0)
         folder = Path(output).parent
         row = {
@@ -130,7 +134,7 @@ def main(model: str, output: str, how: str, count: int, seed: int) -> None:
             "left": sorted(p.name for p in folder.iterdir() if "building" in p.name),
         }
         print(json.dumps(row), flush=True)
-        if row["finished"]:
+        if row["finished"] and how != "FORCE":
             os.rename(output, f"{output}.{child}.done")
 
 

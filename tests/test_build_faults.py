@@ -175,6 +175,16 @@ USAGE = [
     (("--dtype", "int4"), "is not one of 'fp32'"),
     (("--context", "many"), "is not a valid integer"),
     (("-o",), "requires an argument"),
+    *(
+        ((name, one, name, other), f"{name} is given more than once; give it once")
+        for name, one, other in (
+            ("-o", "x", "y"),
+            ("--target", "ort-cpu", "nope"),
+            ("--dtype", "fp32", "bf16"),
+            ("--context", "100", "200"),
+            ("--dump-passes", "x", "y"),
+        )
+    ),
 ]
 
 
@@ -184,6 +194,12 @@ def test_wrong_usage(here: Path, arguments: tuple[str, ...], fragment: str) -> N
     done = clover_compile("build", *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert fragment in done.stderr and _tree(here) == before
+
+
+@pytest.mark.parametrize("words", [("--model", "a", "--model", "b"), ("-p", "a", "-p", "b")])
+def test_verify_takes_an_option_once(here: Path, words: tuple[str, ...]) -> None:
+    done = clover_compile("verify", "x", "--locate", *words)
+    assert (done.exit_code, f"{words[0]} is given more than once" in done.stderr) == (2, True)
 
 
 def test_debug_shows_a_traceback(here: Path) -> None:

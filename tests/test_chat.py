@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_prompts_of_the_oracle() -> None:
 
 
 @pytest.mark.parametrize("template", [PLAIN, QWEN])
-@pytest.mark.parametrize("role", ["user", "system", "tool", "developer", "odd<think>"])
+@pytest.mark.parametrize("role", ["user", "system", "tool"])
 def test_prompt_text_never_becomes_a_token(template: str, role: str) -> None:
     text = demo(template)
     ids = text.encode([{"role": role, "content": SPELLED}])
@@ -118,7 +119,7 @@ def test_roles_may_complete_a_token_of_the_template(tmp_path: Path) -> None:
     template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     text = Text(edited(tmp_path, add_role), template, RULES)
     assert added(text.encode("<|user|>")) == [777]
-    assert added(text.encode([{"role": "im_end", "content": "hi"}])) == []
+    assert added(text.encode([{"role": "tool", "content": "hi"}])) == []
 
 
 def test_a_sentinel_in_the_prompt_is_kept() -> None:
@@ -149,6 +150,35 @@ def test_spelled_out_sentinels_are_removed(written: str) -> None:
     ids = text.encode("<think>")
     assert added(ids) == []
     assert "<think>" in plain_text(text, ids)
+
+
+def test_tools_a_template_would_drop_are_refused() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    with pytest.raises(Faults, match="no place for tools; leave tools out"):
+        demo(PLAIN).encode("hi", tools=[tool])
+    with pytest.raises(Faults, match="tools must be a list of objects"):
+        demo(QWEN).encode("hi", tools=["f"])  # type: ignore[list-item]
+
+
+TOKENS = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
+
+
+def test_the_tokens_a_template_names() -> None:
+    rules = dataclasses.replace(RULES, bos_token="<|im_start|>", eos_token="<|im_end|>")
+    text = demo(TOKENS, rules)
+    ids = text.encode("<|im_start|>a<|im_end|>")
+    assert added(ids) == [START, END]
+    assert plain_text(text, ids) == "<|im_start|><|im_start|>a<|im_end|><|im_end|>"
+    assert added(demo(TOKENS).encode("a")) == []
+    known = "{% if bos_token is defined %}yes{% else %}no{% endif %}"
+    assert plain_text(text, demo(known).encode("x")) == "no"
+    assert plain_text(text, demo(known, rules).encode("x")) == "yes"
+
+
+def test_a_sentinel_is_not_a_part_of_a_token_the_template_names() -> None:
+    rules = dataclasses.replace(RULES, bos_token="\ue000")
+    text = demo(TOKENS, rules)
+    assert plain_text(text, text.encode("<think>")) == "\ue000<think>"
 
 
 def test_no_html_escapes_in_json() -> None:
@@ -246,7 +276,12 @@ def deep() -> list[Any]:
         ([], "list of messages"),
         ({"role": "user"}, "list of messages"),
         (["hi"], "message 0: must be an object"),
-        ([{"content": "x"}], "message 0: role"),
+        ([{"content": "x"}], "message 0: role must be one of system, user, assistant, tool, not n"),
+        ([{"role": "user", "content": "x"}, {"role": "developer", "content": "x"}],
+            'message 1: role must be one of system, user, assistant, tool, not "developer"'),
+        ([{"role": "User", "content": "x"}], 'message 0: role must .* not "User"'),
+        ([{"role": "odd<think>", "content": "x"}], 'message 0: role must .* not "odd<think>"'),
+        ([{"role": ["user"], "content": "x"}], r'message 0: role must .* not \["user"\]'),
         ([{"role": "user"}], "message 0: content"),
         ([{"role": "user", "content": 5}], "message 0: content"),
         ([{"role": "user", "content": [{"type": "image"}]}], "content part 0"),
@@ -256,7 +291,7 @@ def deep() -> list[Any]:
         ([{"role": "user", "content": "x", "\ud800": 1}], "surrogate"),
         ([{"role": 1, "content": "x"}, {"role": "user"}], "message 0: .*message 1: "),
     ],
-)
+)  # fmt: skip
 def test_bad_messages(messages: Any, fault: str) -> None:
     with pytest.raises(Faults, match=fault) as caught:
         demo().encode(messages)

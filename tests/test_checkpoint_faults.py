@@ -305,6 +305,11 @@ FAULTS = [
     ),
     (text("tokenizer_config.json", '{"chat_template": 3}'), "chat_template must be text, not 3"),
     (text("tokenizer_config.json", "{"), "tokenizer_config.json is not valid JSON"),
+    (text("tokenizer_config.json", '{"bos_token": 3}'), "json bos_token must be text of 1..256"),
+    (text("tokenizer_config.json", '{"eos_token": ""}'), "json eos_token must be text of 1..256"),
+    (text("tokenizer_config.json", '{"bos_token": {"id": 3}}'), "json bos_token must be text"),
+    (text("tokenizer_config.json", '{"bos_token": "\\ud800"}'), "json bos_token must be text"),
+    (text("tokenizer_config.json", '{"eos_token": "' + "x" * 257 + '"}'), "json eos_token must"),
 ]
 
 

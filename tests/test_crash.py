@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clover_compile.bundle import check_output, workspace
+from clover_compile.bundle import check_output, exchange, workspace
 from clover_compile.errors import CannotWrite, NotOurFolder, OutputExists
 from clover_compile.runtime.errors import NoBundle
 from clover_compile.runtime.manifest import read_bundle
@@ -60,6 +60,20 @@ def test_killed_builds_leave_nothing_that_loads(model: Path, tmp_path: Path, cou
     assert count < 100 or any(row["left"] for row in killed)
     (last,) = _builds(model, output, "NONE", 1)
     assert (last["status"], last["finished"], last["left"]) == (0, True, [])
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(5, id="5"), pytest.param(100, id="100", marks=pytest.mark.slow)]
+)
+def test_killed_replacements_leave_a_bundle_in_place(
+    model: Path, tmp_path: Path, count: int
+) -> None:
+    output = tmp_path / "out" / "x.clover"
+    rows = _builds(model, output, "FORCE", count, seed=count)
+    for row in rows:
+        assert row["status"] in (KILLED, 0)
+        assert row["loadable"] == [output.name], row
+    assert any(row["status"] == KILLED for row in rows)
 
 
 def test_ctrl_c_cleans_up(model: Path, tmp_path: Path) -> None:
@@ -165,6 +179,76 @@ def test_leftovers_of_others_stay(tmp_path: Path) -> None:
         pass
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {running.name, other.name, "x.clover"}
+
+
+KILL_AT = """
+import os, signal, sys
+from pathlib import Path
+from clover_compile import bundle
+
+output, moment = Path(sys.argv[1]), sys.argv[2]
+die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+if moment == "swapped":
+    bundle.shutil.rmtree = die
+else:
+    bundle.exchange = lambda one, other: False
+    rename, done = Path.rename, []
+    def counted(path, target):
+        if len(done) == int(moment):
+            die()
+        done.append(path)
+        return rename(path, target)
+    Path.rename = counted
+with bundle.workspace(output, force=True) as folder:
+    (folder / "manifest.json").write_text("new")
+"""
+"""Replaces a bundle and dies once the names are swapped or, without a swap, before a renaming."""
+
+
+def _killed_at(output: Path, moment: str) -> None:
+    command = [sys.executable, "-c", KILL_AT, str(output), moment]
+    assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == KILLED
+
+
+@pytest.mark.parametrize(("moment", "stands"), [("swapped", "new"), ("0", "old"), ("1", None)])
+def test_a_kill_while_a_bundle_is_replaced_loses_neither(
+    tmp_path: Path, moment: str, stands: str | None
+) -> None:
+    output = make_bundle(tmp_path / "x[1].clover")
+    _killed_at(output, moment)
+    found = (output / "manifest.json").read_text() if output.exists() else None
+    assert stands == (found if found in (None, "new") else "old")
+    # Whatever the next build is, a bundle is back in its place before anything is removed.
+    with pytest.raises(OutputExists), workspace(output, force=False):
+        pass
+    assert (output / "manifest.json").read_text() == "new" or loadable(tmp_path) == [output.name]
+    with workspace(output, force=True) as folder:
+        (folder / "manifest.json").write_text("newer")
+    assert [path.name for path in tmp_path.iterdir()] == [output.name]
+    assert (output / "manifest.json").read_text() == "newer"
+
+
+def test_a_bundle_moved_aside_by_a_running_build_stays_there(tmp_path: Path) -> None:
+    aside = make_bundle(tmp_path / f".x.clover.building-old-{os.getppid()}")
+    with workspace(tmp_path / "x.clover", force=False) as folder:
+        (folder / "manifest.json").write_text("new")
+    assert aside.exists() and (tmp_path / "x.clover" / "manifest.json").read_text() == "new"
+
+
+def test_without_a_swap_of_names_a_bundle_is_replaced_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clover_compile.bundle.exchange", lambda one, other: False)
+    output = make_bundle(tmp_path / "x.clover")
+    with workspace(output, force=True) as folder:
+        (folder / "manifest.json").write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == [output.name]
+
+
+def test_a_swap_that_fails_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "one").touch()
+    assert not exchange(tmp_path / "one", tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
 def test_force_replaces_a_bundle_and_nothing_else(tmp_path: Path) -> None:

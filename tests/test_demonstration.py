@@ -18,6 +18,7 @@ from clover_compile.model import interface
 from clover_compile.model.config import ModelConfig
 from clover_compile.runtime import Session
 from tests import built
+from tests.command import clover_compile
 
 WAYS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "denoise": ("denoise", "passes", {"decode": "denoise"}),
@@ -52,6 +53,21 @@ def test_the_verdict_passed_and_says_why(bundle: Path) -> None:
     assert all(row["max_error"] <= 1e-4 for row in verdict["units"].values())
     assert all(row["equal"] for row in verdict["generations"].values())
     assert verdict["preview_writes_nothing"]
+
+
+def test_the_template_s_tokens_travel_with_the_bundle(bundle: Path, session: Session) -> None:
+    assert json.loads((bundle / "generation.json").read_text())["eos_token"] == "<|im_end|>"
+    assert (session.rules.bos_token, session.rules.eos_token) == (None, "<|im_end|>")
+
+
+def test_verify_renews_a_verdict_that_is_damaged(bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy.clover"))
+    (copy / "verdict.json").write_text("{")
+    refused = clover_compile("run", copy, "-p", "hi")
+    assert (refused.exit_code, "verdict.json is not valid JSON" in refused.stderr) == (2, True)
+    done = clover_compile("verify", copy)
+    assert (done.exit_code, done.stdout) == (0, f"{copy}: passed\n"), done.stderr
+    assert Session.load(copy).rules == Session.load(bundle).rules
 
 
 def test_the_manifest_counts_every_fused_op(bundle: Path) -> None:

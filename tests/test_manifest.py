@@ -13,7 +13,7 @@ import pytest
 
 from clover_compile.runtime import hashes, manifest
 from clover_compile.runtime.bundle import load
-from clover_compile.runtime.errors import CloverError, NotProved
+from clover_compile.runtime.errors import BadBundle, CloverError, NotProved
 from clover_compile.runtime.manifest import bundle_id, read_bundle
 from clover_compile.runtime.versions import inside, version_faults
 from tests.bundles import (
@@ -84,6 +84,33 @@ def _fifo(b: Path) -> None:
 def _fifo_in_place(b: Path) -> None:
     (b / "tokenizer.json").unlink()
     os.mkfifo(b / "tokenizer.json")
+
+
+def _link_verdict(b: Path) -> None:
+    (b / "verdict.json").rename(b.parent / "elsewhere")
+    (b / "verdict.json").symlink_to(b.parent / "elsewhere")
+
+
+def _folder_verdict(b: Path) -> None:
+    (b / "verdict.json").unlink()
+    (b / "verdict.json").mkdir()
+
+
+def _fifo_for(name: str) -> Fault:
+    def fault(b: Path) -> None:
+        (b / name).unlink()
+        os.mkfifo(b / name)
+
+    return fault
+
+
+def _cut_id(b: Path) -> None:
+    (b / "MANIFEST.sha256").write_text(identity(b))
+
+
+def _fifo_verdict(b: Path) -> None:
+    (b / "verdict.json").unlink()
+    os.mkfifo(b / "verdict.json")
 
 
 def _other_verdict(b: Path) -> None:
@@ -184,6 +211,16 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("a pipe for a file", _fifo_in_place, '"tokenizer.json" is not a regular file'),
     ("verdict missing", _remove("verdict.json"), '"verdict.json" is missing'),
     ("verdict of another bundle", _other_verdict, "verdict.json is of another bundle"),
+    ("id padded", _write("MANIFEST.sha256", "0" * 64 + " \n"), "MANIFEST.sha256 says"),
+    ("id without its newline", _cut_id, "MANIFEST.sha256 says"),
+    ("a pipe for the id", _fifo_for("MANIFEST.sha256"), "MANIFEST.sha256 is not a regular file"),
+    ("a pipe for the verdict", _fifo_verdict, '"verdict.json" is not a regular file'),
+    ("a pipe for the manifest", _fifo_for("manifest.json"), "no manifest.json in it"),
+    ("a folder for the verdict", _folder_verdict, '"verdict.json" is missing'),
+    ("a link for the verdict", _link_verdict, '"verdict.json" is a symbolic link'),
+    ("token a number", _generation(bos_token=3), "bos_token is 3"),
+    ("token endless", _generation(eos_token="x" * 300), 'eos_token is "xxx'),
+    ("token half a pair", _generation(eos_token="\ud800"), 'eos_token is "\\ud800"'),
     ("verdict edited", _edited_verdict, "verdict.json was changed"),
     ("verdict empty", _write("verdict.json", "{}"), "verdict.json was changed"),
     ("verdict no JSON", _write("verdict.json", "passed"), "verdict.json is not valid JSON"),
@@ -286,6 +323,60 @@ def test_what_is_not_proved_is_refused_with_its_reason(tmp_path: Path, outcome: 
     message = str(raised.value)
     assert outcome in message and "no GPU" in message and message.isprintable()
     assert ("--unverified" in message) == (outcome != "failed")
+
+
+RENEWED: dict[str, Fault] = {
+    "missing": _remove("verdict.json"),
+    "empty": _write("verdict.json", ""),
+    "flipped": _flip("verdict.json", 3),
+    "edited": _edited_verdict,
+    "of another bundle": _other_verdict,
+    "unknown": _verdict(outcome="fine"),
+}
+
+
+@pytest.mark.parametrize("fault", RENEWED.values(), ids=RENEWED)
+def test_who_renews_a_verdict_needs_none(tmp_path: Path, fault: Fault) -> None:
+    folder = make_bundle(tmp_path / "x.clover")
+    fault(folder)
+    with pytest.raises(BadBundle, match=r"verdict\.json"):
+        read_bundle(folder)
+    assert read_bundle(folder, renewing=True).verdict["outcome"] == "unproved"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        _link_verdict, _folder_verdict, _fifo_verdict, _flip("units/pick.onnx"),
+        _write("costs.json", "{"),
+    ],
+)  # fmt: skip
+def test_who_renews_a_verdict_needs_all_the_rest(tmp_path: Path, fault: Fault) -> None:
+    folder = make_bundle(tmp_path / "x.clover")
+    fault(folder)
+    with pytest.raises(BadBundle):
+        read_bundle(folder, renewing=True)
+
+
+def test_a_sound_verdict_counts_while_it_is_renewed(tmp_path: Path) -> None:
+    folder = make_bundle(tmp_path / "x.clover")
+    _verdict(outcome="failed", reason="logits differ")(folder)
+    with pytest.raises(NotProved):
+        load(folder, unverified=True, renewing=True)
+
+
+@pytest.mark.parametrize("name", ["verdict.json", "costs.json"])
+def test_a_signed_file_is_spelled_in_one_way(tmp_path: Path, name: str) -> None:
+    folder = make_bundle(tmp_path / "x.clover")
+    sign(folder, name, {"bundle": identity(folder), "outcome": "passed", "x": 0.1})
+    for old, new in ((b" ", b"  "), (b"0.1", b"0.10"), (b"0.1", b"1e-1"), (b"\n}\n", b"}\n")):
+        data = (folder / name).read_bytes()
+        assert old in data
+        (folder / name).write_bytes(data.replace(old, new))
+        with pytest.raises(BadBundle, match="not spelled as it was written"):
+            read_bundle(folder)
+        (folder / name).write_bytes(data)
+    read_bundle(folder)
 
 
 def test_unverified_never_means_failed(tmp_path: Path) -> None:

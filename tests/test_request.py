@@ -70,8 +70,9 @@ def _refusal(session: Session, prompt: Any, **options: Any) -> str:
         ({"exact": 1, "decode": "causal"}, "exact must be True or False, not 1"),
         ({"exact": True}, "exact allows only decode 'causal' and 'self-speculate'"),
         ({"thinking": "yes"}, 'thinking must be True or False, not "yes"'),
-        ({"thinking": True}, "raw and thinking have no effect on a prompt of ids"),
-        ({"raw": True}, "raw and thinking have no effect on a prompt of ids"),
+        ({"thinking": True}, "raw, thinking and tools have no effect on a prompt of ids"),
+        ({"raw": True}, "raw, thinking and tools have no effect on a prompt of ids"),
+        ({"tools": []}, "raw, thinking and tools have no effect on a prompt of ids"),
         ({"state": 7}, "state must come from new_state or fork, not be 7"),
     ],
 )

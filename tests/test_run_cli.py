@@ -76,6 +76,11 @@ def test_only_what_is_given_is_handed_on(fake: FakeSession) -> None:
     assert fake.loaded == {"path": Path("x.clover"), "unverified": False, "allow_native": False}
 
 
+def test_a_prompt_of_two_dashes_is_text(fake: FakeSession) -> None:
+    assert main(["x.clover", "--prompt=--"]) == 0
+    assert fake.asked == {"prompt": "--"}
+
+
 def test_every_option_arrives_with_its_type(fake: FakeSession) -> None:
     words = (
         "x.clover --prompt-ids 1,2,3 --decode causal --accept exact --width 8 --exact "
@@ -109,6 +114,12 @@ def test_a_packed_runner_names_no_bundle_and_trusts_its_own(fake: FakeSession) -
     assert main(["x.clover", "-p", "hi"], bundle=Path("y.clover"), prog="runner.pyz") == 2
 
 
+ONCE = (
+    "--max-new-tokens", "--decode", "--accept", "--width", "--threshold", "--block-size",
+    "--temperature", "--top-k", "--top-p", "--seed",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -118,11 +129,23 @@ def test_a_packed_runner_names_no_bundle_and_trusts_its_own(fake: FakeSession) -
         (["x", "-p", "a", "--prompt-ids", "1"], "not allowed with"),
         (["x", "-p", "a", "--messages", "f"], "not allowed with"),
         (["x", "-p", "a", "b"], "unrecognized arguments: b"),
+        (["x", "-p", "a", "-p", "b"], "-p/--prompt: given more than once; give it once"),
+        (["x", "-p", "a", "--prompt=a"], "-p/--prompt: given more than once"),
+        (["x", "--messages", "f", "--messages", "f"], "--messages: given more than once"),
+        (["x", "--prompt-ids", "1", "--prompt-ids", "2"], "--prompt-ids: given more than once"),
+        (["x", "-p", "a", "--thinking", "--no-thinking"], "given more than once"),
+        (["x", "-p", "a", "--no-thinking", "--no-thinking"], "given more than once"),
+        *(
+            (["x", "-p", "a", name, "0", name, "1"], f"{name}: given more than once")
+            for name in ONCE
+        ),
         (["x", "-p", "a", "--wid", "3"], "unrecognized arguments"),
         (["x", "-p", "a", "--width", "many"], "invalid int value"),
         (["x", "-p", "a", "--temperature", "\x1b[31m"], "\\x1b[31m"),
         (["x", "-p", "a", "--no-such\nthing"], "\\n"),
         (["x", "--prompt-ids", ""], "is not a token id"),
+        (["x", "--prompt-ids=--"], '"--" is not a token id'),
+        (["x", "-p", "a", "--seed=--"], "argument --seed: invalid"),
         (["x", "--prompt-ids", "1,,2"], "is not a token id"),
         (["x", "--prompt-ids", "1,-2"], '"-2" is not a token id'),
         (["x", "--prompt-ids", "1,2.5"], "is not a token id"),

@@ -22,11 +22,16 @@ class Spelled:
     """Text that is a list of numbers: `1 2 3`."""
 
     def encode(
-        self, prompt: str | Messages, raw: bool = False, thinking: bool | None = None
+        self,
+        prompt: str | Messages,
+        raw: bool = False,
+        thinking: bool | None = None,
+        tools: Messages | None = None,
     ) -> list[int]:
         """Ids of numbers; a conversation is joined; an id of its own unless raw."""
         text = prompt if isinstance(prompt, str) else " ".join(str(m["content"]) for m in prompt)
-        return [*([] if raw else [30]), *([31] if thinking else []), *map(int, text.split())]
+        return [*([] if raw else [30]), *([31] if thinking else []), *[32 for _ in tools or []],
+                *map(int, text.split())]  # fmt: skip
 
     def decode(self, ids: Sequence[int]) -> tuple[str, str | None]:
         """The numbers back."""
@@ -58,6 +63,7 @@ def test_text_conversations_and_ids(session: Session) -> None:
     assert session.generate(talk, 8).token_ids == by_ids.token_ids
     assert session.generate("30 4 5", 8, raw=True).token_ids == by_ids.token_ids
     assert session.generate("4 5", 8, thinking=True).stats["prompt_tokens"] == 4
+    assert session.generate("4 5", 8, tools=[{}, {}]).stats["prompt_tokens"] == 5
     assert by_ids.text == " ".join(map(str, by_ids.token_ids))
     assert by_ids.reasoning == "thought"
 

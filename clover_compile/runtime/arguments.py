@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from clover_compile.runtime.request import ACCEPT, DEFAULTS, WAYS
+from clover_compile.runtime.request import ACCEPT, DEFAULTS, ROLES, WAYS
 from clover_compile.runtime.terminal import one_line
 
 _EXAMPLES = """\
@@ -28,6 +29,38 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {one_line(message)}; see {self.prog} --help", file=sys.stderr)
         sys.exit(2)
+
+
+class _Once(argparse.Action):
+    """Stores a value; argparse alone would silently take the last of several."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None, option_string: str | None = None,
+    ) -> None:  # fmt: skip
+        _require_first(self, namespace)
+        if values == []:  # `--option=--`: some versions of argparse drop the value
+            if self.type is not None:
+                raise argparse.ArgumentError(self, "invalid value: '--'")
+            values = "--"
+        setattr(namespace, self.dest, values)
+
+
+class _OnceEither(argparse.BooleanOptionalAction):
+    """The same for a pair `--x` and `--no-x`."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None, option_string: str | None = None,
+    ) -> None:  # fmt: skip
+        _require_first(self, namespace)
+        super().__call__(parser, namespace, values, option_string)
+
+
+def _require_first(action: argparse.Action, namespace: argparse.Namespace) -> None:
+    # Before it is given, every such option is absent or None.
+    if getattr(namespace, action.dest, None) is not None:
+        raise argparse.ArgumentError(action, "given more than once; give it once")
 
 
 def parser(prog: str, with_bundle: bool) -> argparse.ArgumentParser:
@@ -53,18 +86,22 @@ def _add_prompt(made: argparse.ArgumentParser) -> None:
     group = made.add_argument_group("prompt (exactly one)")
     one = group.add_mutually_exclusive_group(required=True)
     one.add_argument(
-        "-p", "--prompt", metavar="TEXT", help="one user message; --prompt=TEXT if it starts with -"
-    )
+        "-p", "--prompt", action=_Once, metavar="TEXT",
+        help="one user message; --prompt=TEXT if it starts with -",
+    )  # fmt: skip
     one.add_argument(
-        "--messages", metavar="FILE", help="a JSON array of messages, each with role and content"
+        "--messages", action=_Once, metavar="FILE",
+        help=f"a JSON array of messages, each with content and a role: {', '.join(ROLES)}",
+    )  # fmt: skip
+    one.add_argument(
+        "--prompt-ids", action=_Once, metavar="1,2,3", help="token ids, taken as they are"
     )
-    one.add_argument("--prompt-ids", metavar="1,2,3", help="token ids, taken as they are")
     made.add_argument(
         "--raw", action="store_true", default=argparse.SUPPRESS,
         help="encode TEXT as it is, without the chat template; it may spell special tokens",
     )  # fmt: skip
     made.add_argument(
-        "--thinking", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
+        "--thinking", action=_OnceEither, default=argparse.SUPPRESS,
         help="set the chat template's switch for thinking (default: the template's own)",
     )  # fmt: skip
 
@@ -119,6 +156,6 @@ def _option(
     """An option of a generation; its default is the one of `Session.generate`."""
     default = shown or DEFAULTS[name.removeprefix("--").replace("-", "_")]
     group.add_argument(
-        name, type=kind, metavar=metavar, default=argparse.SUPPRESS,
+        name, action=_Once, type=kind, metavar=metavar, default=argparse.SUPPRESS,
         help=f"{words} (default: {default})",
     )  # fmt: skip

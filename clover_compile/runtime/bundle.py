@@ -44,14 +44,14 @@ class LoadedBundle:
 
 def load(
     path: str | Path, *, unverified: bool = False, allow_native: bool = False,
-    recheck: bool = False, unfinished: bool = False,
+    recheck: bool = False, unfinished: bool = False, renewing: bool = False,
 ) -> LoadedBundle:  # fmt: skip
     """Checks and opens a bundle.
 
     Raises NoBundle, BadBundle, or NotProved unless the verdict is `passed` or `unverified` is set
-    (a failed bundle is never opened). `recheck` and `unfinished` as for `read_bundle`.
+    (a failed bundle is never opened). `recheck`, `unfinished`, `renewing` as for `read_bundle`.
     """
-    checked = read_bundle(path, recheck=recheck, unfinished=unfinished)
+    checked = read_bundle(path, recheck=recheck, unfinished=unfinished, renewing=renewing)
     _require_proof(checked, unverified)
     open_engine = _engine(checked)
     rules, sizes, template = _rules(checked), _sizes(checked), _template(checked)

@@ -12,7 +12,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from clover_compile.runtime.errors import BadTokenizer, Faults, TemplateFailed
+from clover_compile.runtime.request import ROLES
 from clover_compile.runtime.rules import GenerationRules
+from clover_compile.runtime.strict_json import quote
 from clover_compile.runtime.template import MAX_OUTPUT, Template, one_ascii_line
 
 __all__ = ["MAX_OUTPUT", "Text"]
@@ -21,7 +23,6 @@ Messages = Sequence[Mapping[str, Any]]
 MAX_DEPTH = 64
 """Deepest nesting of a message or tool."""
 
-ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 TYPES = frozenset(
     ("text", "function", "string", "number", "integer", "boolean", "object", "array", "null")
 )
@@ -45,6 +46,8 @@ class Text:
         self._full, self._plain = _tokenizers(tokenizer_json)
         self._added = _Added(self._full.get_added_tokens_decoder())
         self._template = None if chat_template is None else Template(chat_template)
+        tokens = {"bos_token": rules.bos_token, "eos_token": rules.eos_token}
+        self._tokens = {name: x for name, x in tokens.items() if x is not None}
         self._stop_ids = frozenset(rules.stop_token_ids)
         self._think_end = rules.think_end_token_id
         if self._think_end is None:
@@ -62,8 +65,8 @@ class Text:
         """Ids of one user message, of a conversation, or with `raw` of the text as it is.
 
         Only `raw` text and assistant turns may spell special tokens. `thinking` sets the template's
-        `enable_thinking`. Raises Faults for a prompt that is not usable, TemplateFailed if the
-        template refuses it.
+        `enable_thinking`; `tools` are objects handed to it. Raises Faults for a prompt that is not
+        usable, TemplateFailed if the template refuses it.
         """
         if raw:
             return self._encode_raw(prompt, thinking, tools)
@@ -72,19 +75,23 @@ class Text:
             raise _fault("the checkpoint has no chat template; give the text raw, or ids")
         if thinking is not None and "enable_thinking" not in template.source:
             raise _fault("the chat template has no enable_thinking switch; leave thinking out")
+        if tools is not None and not template.takes_tools:
+            raise _fault("the chat template has no place for tools; leave tools out")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         _check_messages(messages)
         if tools is not None:
             _check_tools(tools)
         if not template.takes_parts:
             messages = [_joined(x) for x in messages]
-        sentinel = _unused_character([template.source, *_strings([messages, tools or []])])
+        given = _strings([messages, tools or [], self._tokens])
+        sentinel = _unused_character([template.source, *given])
         marker = _Marker(self._added, sentinel)
         switch = {} if thinking is None else {"enable_thinking": thinking}
         rendered = template.render(
             messages=[x if x["role"] == "assistant" else marker.mark(x) for x in messages],
             tools=None if tools is None else marker.mark(tools),
             add_generation_prompt=True,
+            **self._tokens,
             **switch,
         )
         return self._encode_rendered(rendered, sentinel)
@@ -175,8 +182,8 @@ class _Marker:
     def mark(self, value: Any, key: str = "") -> Any:
         """The same value with every string in it marked, keys too."""
         if isinstance(value, str):
-            fixed = {"role": ROLES, "type": TYPES}.get(key, frozenset())
-            return value if value in fixed else self._text(value)
+            fixed = value in ROLES if key == "role" else key == "type" and value in TYPES
+            return value if fixed else self._text(value)
         if isinstance(value, Mapping):
             return {k if k in KEYS else self._text(k): self.mark(v, k) for k, v in value.items()}
         if isinstance(value, list | tuple):
@@ -224,8 +231,9 @@ def _message_faults(where: str, message: object) -> Iterator[str]:
     if not isinstance(message, Mapping):
         yield f"{where}: must be an object with role and content"
         return
-    if not isinstance(message.get("role"), str) or not message["role"]:
-        yield f"{where}: role must be a string such as 'user'"
+    role = message.get("role")
+    if role not in ROLES:
+        yield f"{where}: role must be one of {', '.join(ROLES)}, not {quote(role, 40)}"
     content = message.get("content")
     if isinstance(content, list | tuple):
         for i, part in enumerate(content):

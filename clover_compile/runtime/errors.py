@@ -102,7 +102,8 @@ class NoBundle(InputError):
 
 class BadBundle(InputError):
     """The bundle is damaged, incomplete, mixed up with another, or made for other software. Nothing
-    of it was opened; build it again, or fetch it again.
+    of it was opened; build it again, or fetch it again. If only verdict.json is at fault,
+    `clover-compile verify` proves the bundle again and writes a new one.
     """
 
     template = "{path}: refused: {faults}; mend that, or fetch or build the bundle again"
@@ -138,7 +139,8 @@ class TemplateFailed(InputError):
 
 class BadPrompt(InputError):
     """The prompt named on the command line cannot be read as a conversation or as token ids. Ids
-    are numbers with commas between them, a conversation is a JSON array of messages.
+    are numbers with commas between them, a conversation is a JSON array of messages. A message has
+    content and a role, which is system, user, assistant or tool.
     """
 
     template = "{where}: {reason}; give -p TEXT, --messages FILE or --prompt-ids 1,2,3"

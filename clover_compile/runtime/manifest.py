@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clover_compile.runtime.errors import BadBundle, NoBundle
 from clover_compile.runtime.hashes import Remembered, file_hash
-from clover_compile.runtime.manifest_shape import Files, canonical_json, shape_faults
-from clover_compile.runtime.strict_json import JsonFault, parse_json, quote, read_file, read_json
+from clover_compile.runtime.manifest_shape import (
+    Files,
+    canonical_json,
+    readable_json,
+    shape_faults,
+)
+from clover_compile.runtime.strict_json import JsonFault, parse_json, quote, read_file
 from clover_compile.runtime.terminal import one_line
 from clover_compile.runtime.versions import version_faults
 
@@ -33,6 +38,9 @@ MAX_MANIFEST = 16 << 20
 
 MAX_SHOWN = 8
 """Faults named before the rest is only counted."""
+
+LOST = {"outcome": "unproved", "reason": "its verdict is lost or damaged"}
+"""Stands for a verdict that cannot be read, while a new one is made."""
 
 OUTCOMES = ("passed", "failed", "compiled, not run", "unproved")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -54,13 +62,16 @@ def bundle_id(path: str | Path) -> str:
     return _manifest(_folder(path))[1]
 
 
-def read_bundle(path: str | Path, *, recheck: bool = False, unfinished: bool = False) -> Checked:
+def read_bundle(
+    path: str | Path, *, recheck: bool = False, unfinished: bool = False, renewing: bool = False
+) -> Checked:
     """Checks names, sizes, hashes, verdict and versions; raises NoBundle, or BadBundle with all
     faults of the first kind found.
 
     `recheck` hashes large weights again even where an earlier check is remembered. `unfinished` is
     for the build itself: to everybody else the folder it works in is no bundle, even in the moment
-    between its verdict and its renaming.
+    between its verdict and its renaming. `renewing` is for who will write the verdict anew: one
+    that is missing, damaged or of another bundle counts as LOST.
     """
     path = _folder(path)
     if not unfinished and UNFINISHED.fullmatch(path.resolve().name):
@@ -68,10 +79,17 @@ def read_bundle(path: str | Path, *, recheck: bool = False, unfinished: bool = F
     manifest, identity = _manifest(path)
     faults: list[str] = []
     files = _listed(manifest, faults)
-    _present(path, files, faults)
+    _present(path, files, OUTSIDE[:-1] if renewing else OUTSIDE, faults)
     if not faults:
         _contents(path, files, recheck, faults)
-    verdict = _verdict(path, identity, faults)
+    about: list[str] = []
+    verdict = _verdict(path, identity, about)
+    if about and renewing:
+        verdict = dict(LOST)
+    else:
+        faults += about
+    if (path / "costs.json").exists():
+        _signed(path, "costs.json", identity, faults)
     faults = faults or shape_faults(manifest, files) or version_faults(manifest["accepts"])
     if faults:
         more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []
@@ -104,11 +122,11 @@ def _manifest(path: Path) -> tuple[dict[str, Any], str]:
         raise _bad(path, f"manifest.json {fault}") from None
     identity = hashlib.sha256(data).hexdigest()
     try:
-        stated = read_file(path / "MANIFEST.sha256", 4096).decode("ascii", "replace").strip()
+        stated = read_file(path / "MANIFEST.sha256", 4096)
     except JsonFault as fault:
         raise _bad(path, f"MANIFEST.sha256 {fault}") from None
-    if stated != identity:
-        said = quote(stated[:12])
+    if stated != f"{identity}\n".encode():
+        said = quote(stated[:12].decode("ascii", "replace"))
         raise _bad(path, f"manifest.json has hash {identity[:12]}, MANIFEST.sha256 says {said}")
     try:
         manifest: dict[str, Any] = parse_json(data)
@@ -148,8 +166,11 @@ def _listed(manifest: Mapping[str, Any], faults: list[str]) -> dict[str, tuple[s
     return files
 
 
-def _present(path: Path, files: Files, faults: list[str]) -> None:
-    """The folder holds exactly the listed files and our own, all regular and of the right size."""
+def _present(path: Path, files: Files, own: Sequence[str], faults: list[str]) -> None:
+    """The folder holds exactly the listed files and our own, all regular and of the right size.
+
+    Of our own files those of `own` must be there.
+    """
     found: dict[str, int] = {}
     folders: list[str] = []
     for entry in path.rglob("*"):
@@ -163,9 +184,9 @@ def _present(path: Path, files: Files, faults: list[str]) -> None:
             kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
             faults.append(f"{quote(name)} is {kind}")
             found[name] = files[name][1] if name in files else 0
-    needed = {*files, *OUTSIDE}
-    faults += [f"{quote(name)} is missing" for name in sorted(needed - set(found))]
-    extra = set(found) - needed - set(OPTIONAL)
+    missing = {*files, *own} - set(found)
+    faults += [f"{quote(name)} is missing" for name in sorted(missing)]
+    extra = set(found) - {*files, *OUTSIDE, *OPTIONAL}
     faults += [f"{quote(name)} does not belong to the bundle" for name in sorted(extra)]
     for name in sorted(set(found) & set(files)):
         if found[name] != files[name][1]:
@@ -200,15 +221,17 @@ def _verdict(path: Path, identity: str, faults: list[str]) -> dict[str, Any]:
     verdict = _signed(path, "verdict.json", identity, faults)
     if verdict and verdict.get("outcome") not in OUTCOMES:
         faults.append(f"verdict.json has the outcome {quote(verdict.get('outcome'), 40)}")
-    if (path / "costs.json").exists():
-        _signed(path, "costs.json", identity, faults)
     return verdict
 
 
 def _signed(path: Path, name: str, identity: str, faults: list[str]) -> dict[str, Any]:
-    """A file outside the manifest that names the bundle and carries the hash of its own content."""
+    """A file outside the manifest that names the bundle and carries the hash of its own content.
+
+    It must also be spelled as we spell it: then no byte of it can change unnoticed.
+    """
     try:
-        content: dict[str, Any] = read_json(path / name, MAX_MANIFEST)
+        data = read_file(path / name, MAX_MANIFEST)
+        content: dict[str, Any] = parse_json(data)
     except JsonFault as fault:
         faults.append(f"{name} {fault}")
         return {}
@@ -218,6 +241,8 @@ def _signed(path: Path, name: str, identity: str, faults: list[str]) -> dict[str
     if own != digest:
         said = quote(own, 16)
         faults.append(f"{name} was changed: its content has hash {digest[:12]}, it says {said}")
+    elif data != readable_json(content):
+        faults.append(f"{name} was changed: it is not spelled as it was written")
     elif content.get("bundle") != identity:
         faults.append(f"{name} is of another bundle: {quote(content.get('bundle'), 16)}")
     return content

@@ -34,6 +34,11 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
+def readable_json(value: Any) -> bytes:
+    """The one spelling of manifest.json, verdict.json and the like: indented, keys in order."""
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
 def shape_faults(manifest: Mapping[str, Any], files: Files) -> list[str]:
     """Everything in the manifest, beside its list of files, that the runner could trip over."""
     wanted = {

@@ -15,6 +15,9 @@ from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.strict_json import quote
 
 WAYS = ("denoise", "causal", "self-speculate")
+ROLES = ("system", "user", "assistant", "tool")
+"""Who may speak in a conversation."""
+
 ACCEPT = ("release", "exact")
 MAX_WIDTH = 256
 MAX_FAULTS = 8

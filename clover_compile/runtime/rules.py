@@ -10,10 +10,13 @@ from typing import Any
 from clover_compile.runtime.errors import Faults
 from clover_compile.runtime.strict_json import quote
 
+MAX_TOKEN_TEXT = 256
+"""Most characters of a token that a chat template is given."""
+
 
 @dataclass(frozen=True)
 class GenerationRules:
-    """Penalties, ramps and ids as the checkpoint states them."""
+    """Penalties, ramps, ids and the template's tokens, as the checkpoint states them."""
 
     stop_token_ids: tuple[int, ...]
     mask_token_id: int
@@ -29,6 +32,9 @@ class GenerationRules:
     think_end_start: int = 4096
     think_end_window: int = 4096
     think_end_token_id: int | None = None
+    bos_token: str | None = None
+    """What the chat template writes for `bos_token`; None leaves the name undefined there."""
+    eos_token: str | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GenerationRules:
@@ -66,9 +72,18 @@ def _usable(name: str, kind: object, value: object) -> bool:
         # Logits are divided by the repetition penalty.
         low = {"threshold": 0.0, "repetition_penalty": 1e-6}.get(name, -1e6)
         return number and low <= float(str(value)) <= top
+    if kind == "str | None":
+        return value is None or is_token_text(value)
     if name == "block_size":
         return _whole(value, 1, 256)
     return (value is None and name == "think_end_token_id") or _whole(value, 0)
+
+
+def is_token_text(value: object) -> bool:
+    """Whether a value can be the text of a token: some valid Unicode, not endless."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TOKEN_TEXT:
+        return False
+    return not any("\ud800" <= x <= "\udfff" for x in value)
 
 
 def _whole(value: object, low: int, high: int = 2**31 - 1) -> bool:

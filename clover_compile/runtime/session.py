@@ -27,7 +27,11 @@ class Text(Protocol):
     """Between text and ids."""
 
     def encode(
-        self, prompt: str | Messages, raw: bool = False, thinking: bool | None = None
+        self,
+        prompt: str | Messages,
+        raw: bool = False,
+        thinking: bool | None = None,
+        tools: Messages | None = None,
     ) -> list[int]:
         """Ids of one user message, of a conversation, or of raw text."""
         ...
@@ -132,11 +136,16 @@ class Session:
         state: State | None = None,
         on_step: OnStep | None = None,
         raw: bool = False,
+        tools: Messages | None = None,
     ) -> Generation:
         """Answers a prompt: a string (one user message), a conversation, or ids.
 
+        A conversation is a list of messages {role, content}, the role one of system, user,
+        assistant and tool; `tools` are objects that its chat template describes to the model.
+
         `decode` is `denoise`, `causal` or `self-speculate`; `accept` (`release` or `exact`) and
-        `width` belong to the last. `block_size` and `threshold` override the checkpoint's.
+        `width` belong to the last. `block_size` and `threshold` override the checkpoint's; a row is
+        fixed when its confidence is above the threshold, not when it equals it.
         Temperature 0 is greedy; `seed` repeats a draw. With `state` the prompt is appended to it
         and every emitted row is committed on return. `raw` encodes a string as it is. Raises
         Faults if the request is wrong; a request is refused before anything runs.
@@ -146,7 +155,7 @@ class Session:
             "block_size": block_size, "threshold": threshold, "temperature": temperature,
             "top_k": top_k, "top_p": top_p, "seed": seed, "exact": exact,
         }  # fmt: skip
-        request, ids = self._checked(options, prompt, raw, thinking, state)
+        request, ids = self._checked(options, prompt, (raw, thinking, tools), state)
         run = ways.Run(
             engine=Clock(self.engine),
             state=self.new_state() if state is None else state,
@@ -159,7 +168,7 @@ class Session:
         return self._generation(run, len(ids))
 
     def _checked(
-        self, options: dict[str, Any], prompt: object, raw: bool, thinking: object, state: object
+        self, options: dict[str, Any], prompt: object, form: tuple[bool, Any, Any], state: object
     ) -> tuple[Request, list[int]]:
         """The checked request and prompt ids; raises Faults with what is wrong of both."""
         faults: list[str] = []
@@ -173,7 +182,7 @@ class Session:
         elif state is not None:
             faults.append(f"state must come from new_state or fork, not be {quote(state)}")
         try:
-            ids = self._encode(prompt, raw, thinking)
+            ids = self._encode(prompt, *form)
             check_prompt(ids, request, self.sizes, self.rules, used, context)
         except Faults as error:
             faults += error.faults
@@ -181,7 +190,7 @@ class Session:
             raise Faults("request", tuple(faults))
         return request, ids
 
-    def _encode(self, prompt: object, raw: bool, thinking: object) -> list[Any]:
+    def _encode(self, prompt: object, raw: bool, thinking: Any, tools: Any) -> list[Any]:
         if thinking is not None and not isinstance(thinking, bool):
             raise Faults("request", (f"thinking must be True or False, not {quote(thinking)}",))
         if not isinstance(prompt, (str, Sequence, np.ndarray)):
@@ -194,9 +203,9 @@ class Session:
         ):
             if self.text is None:
                 raise Faults("request", ("this session has no tokenizer; give ids",))
-            return self.text.encode(prompt, raw=raw, thinking=thinking)
-        if raw or thinking is not None:
-            raise Faults("request", ("raw and thinking have no effect on a prompt of ids",))
+            return self.text.encode(prompt, raw=raw, thinking=thinking, tools=tools)
+        if raw or thinking is not None or tools is not None:
+            raise Faults("request", ("raw, thinking and tools have no effect on a prompt of ids",))
         return [int(x) if isinstance(x, np.integer) else x for x in prompt]
 
     def _generation(self, run: ways.Run, prompt_tokens: int) -> Generation:

@@ -43,6 +43,7 @@ class Template:
         self.source = source
         # Without such a question the template would print a list of parts as a Python literal.
         self.takes_parts = _LOOKS_AT_KIND.search(source) is not None
+        self.takes_tools = re.search(r"\btools\b", source) is not None
         self._env = _Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
