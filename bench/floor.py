@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from clover_compile.model.config import ModelConfig
 
 Array = NDArray[Any]
+Clock = Callable[[], float]
 
 FP32 = 4
 _NEVER_WHOLE = ("embed_tokens.weight", "experts.gate_up_proj", "experts.down_proj")
@@ -105,8 +106,9 @@ def work(
 class Machine:
     """Measures rates; its buffers are made once and stay mapped."""
 
-    def __init__(self, sizes: list[int]) -> None:
+    def __init__(self, sizes: list[int], clock: Clock) -> None:
         """`sizes`: bytes that will be asked for."""
+        self._clock = clock
         self._buffer = torch.ones(max(sizes) // FP32)
         self._a, self._b = torch.ones(1024, 1024), torch.ones(1024, 1024)
         self._rows, self._wide = torch.ones(32, 1024), torch.ones(4096, 1024)
@@ -117,17 +119,24 @@ class Machine:
         part = self._buffer[: size // FP32]
         matrix = part[: len(part) // 1024 * 1024].view(-1, 1024)
         with torch.inference_mode():
-            read = min(_best(part.sum, 3), _best(lambda: matrix @ self._a[0], 3))
-            square = 2 * 1024**3 / _best(lambda: self._a @ self._b, 5)
-            flat = 2 * 32 * 1024 * 4096 / _best(lambda: self._rows @ self._wide.T, 10)
+            read = min(self._best(part.sum, 3), self._best(lambda: matrix @ self._a[0], 3))
+            square = 2 * 1024**3 / self._best(lambda: self._a @ self._b, 5)
+            flat = 2 * 32 * 1024 * 4096 / self._best(lambda: self._rows @ self._wide.T, 10)
         return Rates(size / read, max(square, flat))
 
+    def _best(self, call: Callable[[], object], times: int) -> float:
+        """Shortest of some runs, seconds."""
+        return min(seconds(call, self._clock) for _ in range(times))
 
-def _best(call: Callable[[], object], times: int) -> float:
-    """Shortest of some runs, seconds."""
-    took = []
-    for _ in range(times):
-        start = time.perf_counter()
-        call()
-        took.append(time.perf_counter() - start)
-    return min(took)
+
+def clock_for(threads: int) -> Clock:
+    """What to measure with: for one thread its own processor time, which on an idle machine is the
+    time that passes, and which other jobs on a busy one disturb far less."""
+    return time.process_time if threads == 1 else time.perf_counter
+
+
+def seconds(call: Callable[[], object], clock: Clock) -> float:
+    """How long a call takes."""
+    start = clock()
+    call()
+    return clock() - start

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import torch
 
+from bench.floor import clock_for, seconds
 from bench.speed import spread
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.kernels.pick.spec import NEUTRAL, PENALTIES
@@ -45,14 +46,14 @@ def measure(file: bytes, vocabulary: int, threads: int, rounds: int) -> dict[str
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
     session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    clock = clock_for(threads)
     took: dict[str, list[float]] = {name: [] for name in SETTINGS}
     feeds = {name: _feeds(vocabulary, values) for name, values in SETTINGS.items()}
     for turn in range(rounds + 1):
         for name in SETTINGS:
-            start = time.perf_counter()
-            session.run(None, feeds[name])
+            spent = seconds(partial(session.run, None, feeds[name]), clock)
             if turn:  # the first sizes the buffers
-                took[name].append(1e3 * (time.perf_counter() - start))
+                took[name].append(1e3 * spent)
     return {name: spread(values) for name, values in took.items()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from bench.eager import FORMS, Rival
-from bench.floor import Machine, Work, work
+from bench.floor import Clock, Machine, Work, clock_for, seconds, work
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.model.config import ModelConfig
 from clover_compile.model.load import load_model
@@ -66,9 +65,10 @@ def measure(checkpoint: Path, bundle: Path, threads: int, rounds: int) -> dict[s
         state = _state(engine, c, min(PREFIX, source.config.max_position_embeddings // 2))
         shapes = {name: source.shape(name) for name in source.names}
         plans = [_plan(call, c, engine, rival, state, shapes) for call in CALLS]
-        machine = Machine([work.bytes for _, work in plans])
+        clock = clock_for(threads)
+        machine = Machine([work.bytes for _, work in plans], clock)
         return {
-            call.name: _figures(_rounds(runs, work, machine, rounds), work)
+            call.name: _figures(_rounds(runs, work, machine, rounds, clock), work)
             for call, (runs, work) in zip(CALLS, plans, strict=True)
         }
     finally:
@@ -121,7 +121,9 @@ def _plan(
     return runs, need
 
 
-def _rounds(runs: Runs, need: Work, machine: Machine, rounds: int) -> list[dict[str, float]]:
+def _rounds(
+    runs: Runs, need: Work, machine: Machine, rounds: int, clock: Clock
+) -> list[dict[str, float]]:
     """Seconds of every engine and of the floor, one entry a round, engines taking turns."""
     found = []
     names = list(runs)
@@ -129,18 +131,12 @@ def _rounds(runs: Runs, need: Work, machine: Machine, rounds: int) -> list[dict[
         took = {}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             runs[name]()
-            took[name] = min(_seconds(runs[name]) for _ in range(3))
+            took[name] = min(seconds(runs[name], clock) for _ in range(3))
         rates = machine.rates(need.bytes)
         took["floor"] = rates.seconds(need)
         took["bandwidth"], took["product"] = rates.bandwidth, rates.product
         found.append(took)
     return found
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def spread(values: list[float]) -> dict[str, float]:

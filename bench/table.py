@@ -15,6 +15,7 @@ def _machine(found: dict[str, Any]) -> Iterator[str]:
     m = found["machine"]
     yield f"{m['processor']}, {m['cores']} cores, load {m['load']:.1f}; {found['rounds']} rounds"
     yield "ms: median (p10-p90) of the rounds; ratios: median of the rounds' own, not of medians"
+    yield "1t, one thread: its processor time; more threads: time passed"
     yield ""
 
 
@@ -52,10 +53,10 @@ def _rest(found: dict[str, Any]) -> Iterator[str]:
     for threads, settings in found["pick"].items():
         for name, ms in settings.items():
             yield f"pick, 32 x {found['vocabulary']}, {threads} threads, {name}: {_span(ms)} ms"
-    if first := found["first token"]:
+    for kind, first in found["first token"].items():
         yield (
-            f"first token of a fresh process {_span(first['ms']['answer'], 0)} ms, bare open of "
-            f"the same files {_span(first['ms']['open'], 0)} ms: {_span(first['ratio'], 2)} x"
+            f"first token of a fresh process {_span(first['answer'], 0)} {kind}, bare open of the "
+            f"same files {_span(first['open'], 0)} {kind}: {_span(first['ratio'], 2)} x"
         )
 
 

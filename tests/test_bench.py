@@ -43,7 +43,8 @@ def test_a_round_of_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert row["speedup"]["median"] > 0
         assert row["of floor"]["median"] > 0
     assert one["memory"]["peak"]["Pss"] > one["memory"]["weights"]
-    assert found["first token"]["ratio"]["median"] > 0
+    for kind in found["first token"].values():
+        assert kind["ratio"]["median"] > 0
 
 
 @pytest.mark.ort
