@@ -4,16 +4,19 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 # Processes the tests may use.
 JOBS ?= 2
+# Options of the benchmark, e.g. make bench BENCH="--sizes 60M --threads 2"
+BENCH ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt \
        $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint kernels mutants gpu-check clean
+.PHONY: help setup demo bench test test-all lint kernels mutants gpu-check clean
 
 help:
 	@echo "make demo      compile the bundled checkpoint, answer its 20 messages, compare"
+	@echo "make bench     speed and memory of the CPU path beside the eager model and the floor"
 	@echo "make test      style, types, imports, then the tests that are not slow"
 	@echo "make test-all  every test"
 	@echo "make lint      style, types, imports"
@@ -23,7 +26,8 @@ help:
 	@echo "make setup     the virtual environment alone (.venv)"
 	@echo "make clean     remove .venv and caches"
 	@echo
-	@echo "Variables: PYTHON=$(PYTHON)  JOBS=$(JOBS)  TORCH_INDEX=<index with a CPU build of torch>"
+	@echo "Variables: PYTHON=$(PYTHON)  JOBS=$(JOBS)  BENCH=<options of python -m bench>"
+	@echo "           TORCH_INDEX=<index with a CPU build of torch>"
 
 setup: .venv/.ready
 
@@ -38,6 +42,9 @@ setup: .venv/.ready
 
 demo: setup
 	$(BIN)/python -m clover_compile.demo
+
+bench: setup
+	$(BIN)/python -m bench $(BENCH)
 
 lint: setup
 	$(BIN)/ruff check .

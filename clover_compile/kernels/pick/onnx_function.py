@@ -204,7 +204,8 @@ def _entropy(vocab: int) -> str:
     """entropy = max - log p(max) - sum p x, by a product per part of a row: p and x are read once.
 
     One fp32 sum over a large vocabulary loses digits: sums run by parts, and p is divided by its
-    own sum, as the softmax before lost some too.
+    own sum, as the softmax before lost some too. An infinite x times a p of 0 shows as NaN in the
+    result, which costs less than looking for one in x.
     """
     part = vocab // next(d for d in range(64, 0, -1) if vocab % d == 0)
     product = "com.microsoft.FusedMatMul <transB = 1>"
@@ -214,17 +215,20 @@ def _entropy(vocab: int) -> str:
         best_x = Squeeze(best_x_column, last_axis)
         parts_shape = {ints(-1, 1, part)}
         p_parts = Reshape(p, parts_shape)
-        x_least = ReduceMin <keepdims = 0> (x)
-        has_infinity = Less(x_least, lowest)
+        x_parts = Reshape(x, parts_shape)
+        mean_finite = {product} (p_parts, x_parts)
+        mean_nan = IsNaN(mean_finite)
+        mean_nan_number = Cast <to = 6> (mean_nan)
+        some_nan = ReduceMax <keepdims = 0> (mean_nan_number)
+        has_infinity = Cast <to = 9> (some_nan)
         mean_parts = If (has_infinity) <
             then_branch = with_infinity () => (float[a, b, c] mean_clipped) {{
                 x_clipped = Max(x, lowest)
                 clipped_parts = Reshape(x_clipped, parts_shape)
                 mean_clipped = {product} (p_parts, clipped_parts)
             }},
-            else_branch = finite () => (float[a, b, c] mean_finite) {{
-                x_parts = Reshape(x, parts_shape)
-                mean_finite = {product} (p_parts, x_parts)
+            else_branch = finite () => (float[a, b, c] mean_same) {{
+                mean_same = Identity(mean_finite)
             }}
         >
         p_part_sums = ReduceSum <keepdims = 0> (p_parts, last_axis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -132,12 +132,29 @@ def _draws() -> Iterator[Case]:
     yield _case("draw-both", Sizes(rows=9, batch=2, scalars=both | PENALTIES | RAMPS, running=True))
 
 
+def _long_draws() -> Iterator[Case]:
+    """A vocabulary of which only the largest logits are sorted first, and draws beyond those."""
+    for spread in (0.1, 1.0, 8.0):
+        sizes = Sizes(rows=40, vocab=3000, spread=spread)
+        yield _case(f"long-{spread}", replace(sizes, scalars={"temperature": 1.0}))
+        for top_p in (0.2, 0.9):
+            scalars = {"temperature": 1.0, "top_p": top_p}
+            yield _case(f"long-{spread}-top-p-{top_p}", replace(sizes, scalars=scalars))
+    for top_k in (1, 50, 1023, 1024, 1025, 2999):
+        scalars = {"temperature": 3.0, "top_k": float(top_k), "top_p": 0.95}
+        yield _case(f"long-top-k-{top_k}", Sizes(rows=20, vocab=3000, scalars=scalars))
+    ties = Sizes(rows=20, vocab=3000, levels=2, scalars={"temperature": 2.0, "top_k": 5.0})
+    yield _case("long-ties-past-the-list", ties)
+    yield _case("long-batch", Sizes(batch=2, vocab=2500, scalars={"temperature": 1.5} | PENALTIES))
+
+
 def cases() -> Iterator[Case]:
     """Greedy choice with and without each setting, ties, running drafts, bad numbers and draws."""
     yield from _greedy()
     yield from _running()
     yield from _bad()
     yield from _draws()
+    yield from _long_draws()
 
 
 SPEC = FusedOp(
