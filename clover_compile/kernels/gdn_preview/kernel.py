@@ -34,34 +34,33 @@ def inside(down, across, limit, columns: tl.constexpr, padded: tl.constexpr):
 @triton.jit
 def mixed(
     u, ring, taps, at, n, first, columns: tl.constexpr, padded: tl.constexpr,
-    width: tl.constexpr, u_stride: tl.constexpr, kernel: tl.constexpr,
+    width: tl.constexpr, u_stride: tl.constexpr, kernel: tl.constexpr, slots: tl.constexpr,
 ):  # fmt: skip
     """silu of the both-sided convolution, fp32 [rows `at`, padded channels from `first`].
 
-    Rows before the block come from the ring; rows after its end are zero.
+    Rows before the block come from the ring; rows after its end are zero. slots: power of two >=
+    2 * kernel - 1, the taps.
     """
-    across = tl.arange(0, padded)
+    count: tl.constexpr = 2 * kernel - 1
+    slot, across = tl.arange(0, slots), tl.arange(0, padded)
     channel = first + across
+    # Channels stand `count` elements apart in taps: one load of all of them is coalesced, a load
+    # per tap is not. Volatile, so that no loop holds all weights of two convolutions in registers.
+    weights = tl.load(
+        taps + channel[None, :] * count + slot[:, None],
+        mask=inside(slot, across, count, columns, padded), other=0.0, volatile=True,
+    ).to(tl.float32)  # fmt: skip
     total = tl.zeros([at.shape[0], padded], tl.float32)
-    for tap in tl.static_range(2 * kernel - 1):
+    for tap in range(count):
         row = at + (tap - (kernel - 1))
-        mask = inside(row, across, n, columns, padded)
-        value = tl.load(
-            u + row[:, None] * u_stride + channel[None, :],
-            mask=mask & (row >= 0)[:, None], other=0.0,
-        ).to(tl.float32)  # fmt: skip
-        if tap < kernel - 1:
-            before = tl.load(
-                ring + (row + (kernel - 1))[:, None] * width + channel[None, :],
-                mask=inside(row, across, 0, columns, padded), other=0.0,
-            )  # fmt: skip
-            value += before.to(tl.float32)
-        at_tap = taps + channel * (2 * kernel - 1) + tap
-        if columns < padded:
-            weight = tl.load(at_tap, mask=across < columns, other=0.0)
-        else:
-            weight = tl.load(at_tap)
-        total += value * weight.to(tl.float32)[None, :]
+        within = inside(row, across, n, columns, padded) & (row >= 0)[:, None]
+        value = tl.load(u + row[:, None] * u_stride + channel[None, :], mask=within, other=0.0)
+        before = tl.load(
+            ring + (row + (kernel - 1))[:, None] * width + channel[None, :],
+            mask=inside(row, across, 0, columns, padded), other=0.0,
+        )  # fmt: skip
+        weight = tl.sum(tl.where(slot[:, None] == tap, weights, 0.0), 0)
+        total += (value.to(tl.float32) + before.to(tl.float32)) * weight[None, :]
     return total / (1.0 + tl.exp(-total))
 
 
@@ -78,7 +77,7 @@ def preview_head(
     kernel: tl.constexpr, eps: tl.constexpr, calibration: tl.constexpr,
     u_stride: tl.constexpr, z_stride: tl.constexpr, a_stride: tl.constexpr,
     row_tile: tl.constexpr, key_tile: tl.constexpr,
-    padded_dk: tl.constexpr, padded_dv: tl.constexpr, exact: tl.constexpr,
+    padded_dk: tl.constexpr, padded_dv: tl.constexpr, slots: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
     """y of one value head and `row_tile` rows; arrays as in the reference, batch of 1, n rows.
 
@@ -97,7 +96,7 @@ def preview_head(
         state + head * dk * dv + k_channel[:, None] * dv + v_channel[None, :],
         mask=inside(k_channel, v_channel, dk, dv, padded_dv), other=0.0,
     )  # fmt: skip
-    q = mixed(u, ring, taps, rows, n, key_head * dk, dk, padded_dk, width, u_stride, kernel)
+    q = mixed(u, ring, taps, rows, n, key_head * dk, dk, padded_dk, width, u_stride, kernel, slots)
     q = tl.trans(unit_length(q))
     gate = tl.load(a + rows * a_stride + head, mask=rows < n, other=0.0).to(tl.float32)
     gate += tl.load(dt_bias + head)
@@ -112,14 +111,14 @@ def preview_head(
     scale = tl.load(logit_scale + head)
     for start in range(0, n, key_tile):
         keys = start + tl.arange(0, key_tile)
-        k = mixed(u, ring, taps, keys, n, k_first, dk, padded_dk, width, u_stride, kernel)
+        k = mixed(u, ring, taps, keys, n, k_first, dk, padded_dk, width, u_stride, kernel, slots)
         scores = product(unit_length(k), q, exact) * scale
         scores = tl.where((keys < n)[:, None], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 0))
         p = tl.exp(scores - new_top[None, :])
         keep = tl.exp(top - new_top)
         mass = mass * keep + tl.sum(p, 0)
-        v = mixed(u, ring, taps, keys, n, v_first, dv, padded_dv, width, u_stride, kernel)
+        v = mixed(u, ring, taps, keys, n, v_first, dv, padded_dv, width, u_stride, kernel, slots)
         if exact:
             o = tl.dot(tl.trans(v), p, o * keep[None, :], input_precision="ieee")
         else:
