@@ -12,20 +12,21 @@ import triton.language as tl
 def product(a, b, exact: tl.constexpr):
     """a @ b of fp32 tiles: in fp32 if `exact`, else with each operand as the sum of two bf16."""
     if exact:
-        return tl.dot(a, b, input_precision="ieee")
+        total = tl.dot(a, b, input_precision="ieee")
     else:
         a_high, b_high = a.to(tl.bfloat16), b.to(tl.bfloat16)
         a_low = (a - a_high.to(tl.float32)).to(tl.bfloat16)
         b_low = (b - b_high.to(tl.float32)).to(tl.bfloat16)
         total = tl.dot(a_low, b_high)
         total = tl.dot(a_high, b_low, total)
-        return tl.dot(a_high, b_high, total)
+        total = tl.dot(a_high, b_high, total)
+    return total
 
 
 @triton.jit
-def inside(down, across, limit, columns: tl.constexpr, padded: tl.constexpr):
-    """Mask of a tile: rows `down` within the limit, columns within `columns`."""
-    mask = (down < limit)[:, None] & (across >= 0)[None, :]
+def inside(down, across, columns: tl.constexpr, padded: tl.constexpr):
+    """Mask of a tile: rows where `down` holds, columns below `columns`."""
+    mask = down[:, None]
     if columns < padded:
         mask = mask & (across < columns)[None, :]
     return mask
@@ -45,22 +46,25 @@ def mixed(
     slot, across = tl.arange(0, slots), tl.arange(0, padded)
     channel = first + across
     # Channels stand `count` elements apart in taps: one load of all of them is coalesced, a load
-    # per tap is not. Volatile, so that no loop holds all weights of two convolutions in registers.
-    weights = tl.load(
-        taps + channel[None, :] * count + slot[:, None],
-        mask=inside(slot, across, count, columns, padded), other=0.0, volatile=True,
-    ).to(tl.float32)  # fmt: skip
+    # per tap is not. Volatile, so that no loop holds the weights of two convolutions in registers.
+    known = inside(slot < count, across, columns, padded)
+    place = taps + channel[None, :] * count + slot[:, None]
+    weights = tl.load(place, mask=known, other=0.0, volatile=True).to(tl.float32)
+    block = u + at[:, None] * u_stride + channel[None, :]
+    earlier = ring + (at + (kernel - 1))[:, None] * width + channel[None, :]
+    real = (across < columns)[None, :]
     total = tl.zeros([at.shape[0], padded], tl.float32)
+    # A loop, not static: all taps at once would spill.
     for tap in range(count):
-        row = at + (tap - (kernel - 1))
-        within = inside(row, across, n, columns, padded) & (row >= 0)[:, None]
-        value = tl.load(u + row[:, None] * u_stride + channel[None, :], mask=within, other=0.0)
-        before = tl.load(
-            ring + (row + (kernel - 1))[:, None] * width + channel[None, :],
-            mask=inside(row, across, 0, columns, padded), other=0.0,
-        )  # fmt: skip
+        shift = tap - (kernel - 1)
+        row = at + shift
+        old, new = (row < 0)[:, None], ((row >= 0) & (row < n))[:, None]
+        if columns < padded:
+            old, new = old & real, new & real
+        value = tl.load(block + shift * u_stride, mask=new, other=0.0).to(tl.float32)
+        value += tl.load(earlier + shift * width, mask=old, other=0.0).to(tl.float32)
         weight = tl.sum(tl.where(slot[:, None] == tap, weights, 0.0), 0)
-        total += (value.to(tl.float32) + before.to(tl.float32)) * weight[None, :]
+        total += value * weight[None, :]
     return total / (1.0 + tl.exp(-total))
 
 
@@ -94,7 +98,7 @@ def preview_head(
 
     history = tl.load(
         state + head * dk * dv + k_channel[:, None] * dv + v_channel[None, :],
-        mask=inside(k_channel, v_channel, dk, dv, padded_dv), other=0.0,
+        mask=inside(k_channel < dk, v_channel, dv, padded_dv), other=0.0,
     )  # fmt: skip
     q = mixed(u, ring, taps, rows, n, key_head * dk, dk, padded_dk, width, u_stride, kernel, slots)
     q = tl.trans(unit_length(q))
@@ -126,10 +130,12 @@ def preview_head(
         top = new_top
     o = o / mass[None, :]
 
-    mask = tl.trans(inside(rows, v_channel, n, dv, padded_dv))
+    mask = (rows < n)[None, :]
+    if dv < padded_dv:
+        mask = mask & (v_channel < dv)[:, None]
     factor = tl.load(norm + v_channel, mask=v_channel < dv, other=0.0).to(tl.float32)
     o = o * tl.rsqrt(tl.sum(o * o, 0) / dv + eps)[None, :] * factor[:, None]
     channel = (head * dv + v_channel)[:, None]
-    open_ = tl.load(z + rows[None, :] * z_stride + channel, mask=mask, other=0.0).to(tl.float32)
-    o = o * open_ / (1.0 + tl.exp(-open_))
+    opened = tl.load(z + rows[None, :] * z_stride + channel, mask=mask, other=0.0).to(tl.float32)
+    o = o * opened / (1.0 + tl.exp(-opened))
     tl.store(y + rows[None, :] * (heads * dv) + channel, o.to(y.dtype.element_ty), mask=mask)

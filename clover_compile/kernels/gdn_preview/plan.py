@@ -8,10 +8,12 @@ from clover_compile.kernels.gdn_preview.reference import CALIBRATION_ROWS
 from clover_compile.kernels.plans import power_of_two
 from clover_compile.runtime.launch_plan import Launch, Operand, Plan, Variant
 
-BUDGETS = {"preview_head": Budget(registers=224, required={90: MATRIX[90]}, ffma=400)}
+BUDGETS = {"preview_head": Budget(registers=248, required={90: MATRIX[90]}, ffma=400)}
 
-ROW_TILE = 16
-"""Rows per program: few, so that a block of 32 rows fills 64 SMs."""
+WIDE_TILES = (("n <= 64", 16, 32), ("1", 32, 32))
+TILES = (("1", 16, 16),)
+"""Guard, rows per program, keys per step. Few rows, so that a block of 32 fills 64 SMs; wider tiles
+where the history's product reads shared memory (WIDE), for elsewhere they spill."""
 
 ARRAYS = (
     "u", "z", "a", "ring", "state", "taps", "decay", "dt_bias", "logit_scale", "history_bias",
@@ -35,12 +37,14 @@ def plan(call: Call) -> Plan:
         "padded_dk": max(16, power_of_two(dk)), "padded_dv": max(16, power_of_two(dv)),
         "slots": power_of_two(2 * kernel - 1), "exact": u.dtype == "fp32",
     }  # fmt: skip
-    # Where the history's product runs from shared memory, registers are left for twice the keys.
-    key_tile = 32 if call.capability in (90, 100) else 16
-    launch = Launch(
-        "clover_compile.kernels.gdn_preview.kernel:preview_head",
-        (heads, f"cdiv({rows}, {ROW_TILE})", 1), {name: name for name in (*ARRAYS, "y")},
-        constants | {"row_tile": ROW_TILE, "key_tile": key_tile}, {"n": rows}, warps=8, stages=1,
-    )  # fmt: skip
-    outputs = {"y": Operand(z.dtype, z.shape)}
-    return Plan(call.op, dict(call.arrays), outputs, (Variant("1", (launch,)),))
+    variants = []
+    wide = call.capability in (90, 100)
+    for guard, row_tile, key_tile in WIDE_TILES if wide else TILES:
+        launch = Launch(
+            "clover_compile.kernels.gdn_preview.kernel:preview_head",
+            (heads, f"cdiv({rows}, {row_tile})", 1), {name: name for name in (*ARRAYS, "y")},
+            constants | {"row_tile": row_tile, "key_tile": key_tile}, {"n": rows},
+            warps=8, stages=1,
+        )  # fmt: skip
+        variants.append(Variant(guard, (launch,)))
+    return Plan(call.op, dict(call.arrays), {"y": Operand(z.dtype, z.shape)}, tuple(variants))

@@ -67,14 +67,14 @@ def processed(
         stop = (stop_ids >> (32 * i)) & 0xFFFFFFFF
         if (stop >= start) & (stop < start + tile):
             x += tl.where(ids == stop, ramp(scalars, position, 3), 0.0)
-    if think_end_id >= 0:
-        if (think_end_id >= start) & (think_end_id < start + tile):
-            at = tl.arange(0, drafts)
-            ahead = tl.load(draft + at, mask=(at < row) & on, other=-1)
-            thought = tl.sum((ahead == think_end_id).to(tl.int32), 0) > 0
-            close = tl.load(close_open).to(tl.int1) & (thought == 0)
-            think = tl.where(close, ramp(scalars, position, 6), 0.0)
-            x += tl.where(ids == think_end_id, think, 0.0)
+    # No tile holds the id -1.
+    if (think_end_id >= start) & (think_end_id < start + tile):
+        at = tl.arange(0, drafts)
+        ahead = tl.load(draft + at, mask=(at < row) & on, other=-1)
+        thought = tl.sum((ahead == think_end_id).to(tl.int32), 0) > 0
+        close = tl.load(close_open).to(tl.int1) & (thought == 0)
+        think = tl.where(close, ramp(scalars, position, 6), 0.0)
+        x += tl.where(ids == think_end_id, think, 0.0)
     return ids, x
 
 
