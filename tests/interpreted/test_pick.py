@@ -1,0 +1,97 @@
+"""scan_columns and choose against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from clover_compile.kernels.op import Case
+from clover_compile.kernels.pick.spec import PENALTIES, RAMPS, Sizes, inputs
+from clover_compile.kernels.table import fused_op
+from clover_compile.runtime.launcher import BadLaunch
+from tests.interpreted.harness import arguments, interpret, one_sequence, truth
+
+OP = fused_op("pick")
+
+
+def check_pick(args: Sequence[Any]) -> None:
+    """AssertionError unless ids are equal and the rest is close; of a row with a NaN only the
+    confidence is promised."""
+    got, meant = interpret(OP, args), truth(OP, args)
+    bad = args[0].isnan().any(-1)
+    assert torch.equal(got["confidence"].isnan(), bad)
+    assert ((got["ids"] >= 0) & (got["ids"] < args[0].shape[-1])).all()
+    for name, value in got.items():
+        assert value.dtype == meant[name].dtype
+        torch.testing.assert_close(value[~bad], meant[name][~bad], rtol=1e-4, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("case", one_sequence(OP), ids=lambda case: case.name)
+def test_equals_the_reference(case: Case) -> None:
+    check_pick(arguments(OP, case, "fp32"))
+
+
+def sized(sizes: Sizes, seed: int = 0) -> list[Any]:
+    """Arguments of these sizes."""
+    return list(inputs(sizes, torch.Generator().manual_seed(seed)))
+
+
+def scattered(rows: int, columns: int, scalars: dict[str, float]) -> list[Any]:
+    """A draw with a large gap between any two masses: logits 0, -3, -6, ... at scattered ids."""
+    args = sized(Sizes(rows, columns, counted=False, scalars=scalars | {"temperature": 1.5}))
+    order = torch.stack([torch.randperm(columns) for _ in range(rows)])
+    args[0] = -3.0 * order[None].float().clamp(max=25)
+    return args
+
+
+@pytest.mark.parametrize("levels", [None, 2])
+def test_columns_in_several_tiles(levels: int | None) -> None:
+    """The best stands in any tile; among equals the lowest id wins across tiles."""
+    sizes = Sizes(3, 4100, scalars=PENALTIES | RAMPS, running=True, levels=levels, counted=False)
+    args = sized(sizes)
+    args[0][0, 1, 4099] = args[0][0, 2, 2048] = 90.0
+    args[5][0] = torch.tensor([4099, 2047, 2048])
+    check_pick(args)
+
+
+@pytest.mark.parametrize("scalars", [{}, {"top_k": 3.0}, {"top_p": 0.6}])
+def test_a_draw_over_several_tiles(scalars: dict[str, float]) -> None:
+    args = scattered(2, 2100, scalars)
+    for noise in (0.0, 0.5, 0.999):
+        args[7] = torch.full((1, 2), noise)
+        check_pick(args)
+
+
+def test_equal_logits_are_drawn_in_the_order_of_their_ids() -> None:
+    """One value everywhere: the noise alone tells which id."""
+    args = sized(Sizes(4, 40, levels=1, counted=False, scalars={"temperature": 1.0}, stops=()))
+    args[7] = torch.tensor([[0.0, 0.26, 0.51, 0.985]])
+    check_pick(args)
+    assert len(set(interpret(OP, args)["ids"][0].tolist())) == 4
+
+
+def test_zeros_of_both_signs_are_equal() -> None:
+    args = sized(Sizes(1, 40, levels=1, counted=False, scalars={"temperature": 1.0}, stops=()))
+    args[0][0, 0, 20:] = -0.0
+    args[7] = torch.tensor([[0.3]])
+    check_pick(args)
+
+
+def test_many_rows_count_the_drafts_before_them() -> None:
+    args = sized(Sizes(70, 24, scalars=PENALTIES, running=True, draft=(3, 3, -1, 11, 8)))
+    check_pick(args)
+
+
+def test_the_greedy_choice_reads_no_noise() -> None:
+    args = sized(Sizes(2))
+    args[7] = torch.full((1, 2), torch.nan)
+    check_pick(args)
+
+
+def test_more_rows_than_a_plan_takes_are_refused() -> None:
+    args = sized(Sizes(257, 8))
+    with pytest.raises(BadLaunch, match="outside every guard"):
+        interpret(OP, args)
