@@ -1,0 +1,200 @@
+"""Launch plan of clover::moe."""
+
+from __future__ import annotations
+
+from clover_compile.kernels.architecture import shared_limit
+from clover_compile.kernels.budget import MATRIX, Budget
+from clover_compile.kernels.call import Call, UnplannedCall
+from clover_compile.kernels.plans import power_of_two
+from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, Size, Variant
+
+BUDGETS = {
+    "gate": Budget(registers=255),
+    "choose": Budget(registers=255),
+    "group": Budget(registers=255),
+    "up": Budget(registers=255, required={90: MATRIX[90]}),
+    # 16 rows of the result per program, so that one GPU's programs all have some: too few for the
+    # warp-group instructions. The weights set the pace here, not the products.
+    "down": Budget(registers=255, required={90: "HMMA"}),
+}
+
+MODULE = "clover_compile.kernels.moe.kernel"
+
+BLOCKS = (16, 32, 64)
+"""Most rows of the variants whose rows are masked, not sorted by expert."""
+
+CHUNK, SLOTS = 256, 16
+"""Longer calls: rows that share a pass over the weights, and rows of one tile of an expert."""
+
+GATE_ROWS = 32
+"""Rows a program of `choose` and a step of `group` hold."""
+
+SPREAD = 64
+"""Programs along the list of entries: more entries share them, fewer leave some idle."""
+
+UP_TILE, UP_STEP = 32, 128
+DOWN_TILE, DOWN_STEP = 16, 256
+
+Constants = dict[str, int | float | bool | str | None]
+
+
+def read(call: Call, kept: int) -> dict[str, float]:
+    """Share of the expert weights that a call must read if its rows use `kept` experts.
+
+    For `read` of kernels.budget.byte_floor: bytes of experts nobody uses need not be moved.
+    """
+    share = kept / call.dim("gate_up", 0)
+    return {"gate_up": share, "down": share}
+
+
+def plan(call: Call) -> Plan:
+    """Three launches for at most 64 rows; four for more."""
+    x = call.array("x")
+    outputs = {"y": Operand(x.dtype, x.shape)}
+    if "kept" in call.outputs:
+        outputs["kept"] = Operand("i32", (1,))
+    if "y" not in call.outputs:
+        raise UnplannedCall("moe: y is always computed")
+    variants = [_block(call, rows) for rows in BLOCKS] + [_prompt(call)]
+    return Plan(call.op, dict(call.arrays), outputs, tuple(variants))
+
+
+def _routing(call: Call, arguments: dict[str, str]) -> Constants:
+    """Constants of `gate` and `choose`; adds what they read and write in common."""
+    experts = call.dim("router", 2)
+    arguments |= {"router": "router", "share": "share"}
+    made: Constants = {
+        "experts": experts, "columns": power_of_two(experts), "stride": call.stride("router"),
+        "top_k": call.scalars["top_k"], "top_p": float(call.scalars["top_p"]),
+        "block": bool(call.scalars["block"]), "narrow": call.array("router").dtype == "bf16",
+    }  # fmt: skip
+    if "kept" in call.outputs:
+        arguments["kept"] = "kept"
+    else:
+        made["kept"] = None
+    return made
+
+
+def _widths(call: Call) -> dict[str, int]:
+    width, shared = call.dim("down", 2), call.dim("shared_down", 1)
+    return {
+        "hidden": call.dim("x", 2), "width": width, "shared_width": shared,
+        "widest": max(width, shared),
+    }  # fmt: skip
+
+
+def _block(call: Call, rows: int) -> Variant:
+    """n <= rows: an expert's rows are the block's, masked; its weights are read once."""
+    experts, top_k = call.dim("router", 2), call.scalars["top_k"]
+    words = -(-rows // 32)
+    listed: Size = f"min({experts}, n * {top_k})"
+    arguments = {"expert": "expert", "bits": "bits", "count": "count"}
+    constants = {**_routing(call, arguments), "rows": rows, "words": words}
+    first = Launch(
+        f"{MODULE}:gate", (1, 1, 1), arguments, constants, {"n": "n"},
+        warps=8 if rows < 64 else 16, stages=1,
+    )  # fmt: skip
+    shape: Constants = {
+        "chunk": rows, "entries": 0, "shared_tiles": 1, "slots": rows, "member": None,
+    }  # fmt: skip
+    grid = f"min({SPREAD}, {listed} + 1)"
+    up = _up(call, shape, {"share": "share"}, grid, 1)
+    down = _down(call, {**shape, "words": words, "rows": rows}, {"fill": "bits"}, 1)
+    widest = _widths(call)["widest"]
+    workspace = {
+        "expert": Operand("i32", (listed,)), "share": Operand("fp32", (listed, rows)),
+        "bits": Operand("i32", (listed, words)), "count": Operand("i32", (1,)),
+        "h": Operand(call.array("x").dtype, (f"{listed} + 1", rows, widest)),
+    }  # fmt: skip
+    return Variant(f"n <= {rows}", (first, up, down), workspace)
+
+
+def _prompt(call: Call) -> Variant:
+    """Any n: every chunk sorts its rows by expert."""
+    experts, top_k = call.dim("router", 2), call.scalars["top_k"]
+    chunks: Size = f"cdiv(n, {CHUNK})"
+    # Every expert fills its tiles but the last.
+    entries = experts + CHUNK * top_k // SLOTS
+    arguments: dict[str, str] = {}
+    constants = {**_routing(call, arguments), "rows": GATE_ROWS}
+    programs: Size = 1 if call.scalars["block"] else f"cdiv(n, {GATE_ROWS})"
+    choose = Launch(
+        f"{MODULE}:choose", (programs, 1, 1), arguments, constants, {"n": "n"}, warps=8, stages=1
+    )
+    lists = {"expert": "expert", "fill": "fill", "member": "member", "count": "count"}
+    group = Launch(
+        f"{MODULE}:group", (chunks, 1, 1), {"share": "share", "weight": "weight", **lists},
+        {
+            "experts": experts, "columns": power_of_two(experts), "rows": GATE_ROWS,
+            "chunk": CHUNK, "slots": SLOTS, "entries": entries,
+        },
+        {"n": "n"}, warps=8, stages=1,
+    )  # fmt: skip
+    shared_tiles = CHUNK // SLOTS
+    shape: Constants = {
+        "chunk": CHUNK, "entries": entries, "shared_tiles": shared_tiles, "slots": SLOTS,
+    }  # fmt: skip
+    grid = min(SPREAD, entries + shared_tiles)
+    up = _up(call, shape, {"share": "weight", "member": "member", "fill": "fill"}, grid, chunks)
+    down = _down(
+        call, {**shape, "words": 1, "rows": CHUNK}, {"fill": "fill", "member": "member"}, chunks
+    )
+    widest = _widths(call)["widest"]
+    workspace = {
+        "share": Operand("fp32", ("n", experts)), "expert": Operand("i32", (chunks, entries)),
+        "fill": Operand("i32", (chunks, entries)), "count": Operand("i32", (chunks,)),
+        "member": Operand("i32", (chunks, entries, SLOTS)),
+        "weight": Operand("fp32", (chunks, entries, SLOTS)),
+        "h": Operand(call.array("x").dtype, (chunks, shared_tiles + entries, SLOTS, widest)),
+    }  # fmt: skip
+    return Variant("1", (choose, group, up, down), workspace)
+
+
+def _stages(call: Call, weights: int, rows: int, most: int) -> int:
+    """As many pipeline stages as fit: elements of the weights and of the rows in each."""
+    each = (weights + rows) * ITEMSIZE[call.array("x").dtype]
+    return max(2, min(most, shared_limit(call.capability) // each))
+
+
+def _precision(call: Call) -> str:
+    return "ieee" if call.array("x").dtype == "fp32" else "tf32"
+
+
+def _up(
+    call: Call, shape: Constants, arguments: dict[str, str], programs: Size, chunks: Size
+) -> Launch:
+    widths = _widths(call)
+    tile = min(UP_TILE, max(16, power_of_two(widths["widest"])))
+    step = min(UP_STEP, max(16, power_of_two(widths["hidden"])))
+    slots = shape["slots"]
+    assert isinstance(slots, int)
+    constants: Constants = {
+        **shape, **widths, "x_stride": call.stride("x"), "gate_stride": call.stride("shared_gate"),
+        "tile": tile, "step": step, "precision": _precision(call),
+    }  # fmt: skip
+    if "fill" not in arguments:
+        constants["fill"] = None
+    given = {
+        name: name
+        for name in ("x", "shared_gate", "gate_up", "shared_gate_up", "expert", "count", "h")
+    }
+    return Launch(
+        f"{MODULE}:up", (-(-widths["widest"] // tile), programs, chunks), {**given, **arguments},
+        constants, {"n": "n"}, warps=4, stages=_stages(call, 2 * tile * step, slots * step, 4),
+    )  # fmt: skip
+
+
+def _down(call: Call, shape: Constants, arguments: dict[str, str], chunks: Size) -> Launch:
+    widths = _widths(call)
+    step = min(DOWN_STEP, max(16, power_of_two(widths["widest"])))
+    slots = shape["slots"]
+    assert isinstance(slots, int)
+    constants: Constants = {
+        **shape, **widths, "tile": DOWN_TILE, "step": step, "precision": _precision(call),
+    }  # fmt: skip
+    given = {name: name for name in ("h", "shared_down", "expert", "count", "y")}
+    return Launch(
+        f"{MODULE}:down", (-(-widths["hidden"] // DOWN_TILE), 1, chunks),
+        {**given, "expert_down": "down", **arguments}, constants, {"n": "n"},
+        warps=4, stages=_stages(call, DOWN_TILE * step, slots * step, 6),
+    )  # fmt: skip
