@@ -52,12 +52,12 @@ def _totals(
 @triton.jit
 def _coreset(total, column, top_p: tl.constexpr):
     """Mask of the experts kept: descending total, ties to the lower id, mass ahead < top_p."""
-    mass = total / tl.maximum(tl.sum(total, 0), 1e-9)
-    more = total[:, None] > total[None, :]
-    equal = (total[:, None] == total[None, :]) & (column[:, None] < column[None, :])
-    ahead = tl.sum(tl.where(more | equal, mass[:, None], 0.0), 0)
-    first = tl.min(tl.where(total == tl.max(total, 0), column, 2147483647), 0)
-    return (ahead < top_p) | (column == first)
+    key = (total.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
+    ordered = tl.sort(key, descending=True)
+    sorted_total = (ordered >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    mass = sorted_total / tl.maximum(tl.sum(sorted_total, 0), 1e-9)
+    held = (tl.cumsum(mass, 0) - mass < top_p) | (column == 0)
+    return key >= tl.min(tl.where(held, ordered, 0x7FFFFFFFFFFFFFFF), 0)
 
 
 @triton.jit
@@ -152,19 +152,25 @@ def group(
     [entries, slots]: the row within the chunk and its weight. Grid: cdiv(n, chunk).
     """
     begin = tl.program_id(0).to(tl.int64) * chunk
+    share += begin * experts
     list_at = tl.program_id(0).to(tl.int64) * entries
+    expert += list_at
+    fill += list_at
+    member += list_at * slots
+    weight += list_at * slots
+    left = n - begin
     row = tl.arange(0, rows)[:, None]
     column = tl.arange(0, columns)
     real = (column < experts)[None, :]
     taken = tl.zeros([columns], tl.int32)
     for r in range(0, chunk, rows):
-        at = begin + r + row
+        at = r + row
         value = tl.load(
-            share + at * experts + column[None, :], mask=(at < n) & real, other=0.0
+            share + at * experts + column[None, :], mask=(at < left) & real, other=0.0
         )
         taken += tl.sum((value > 0.0).to(tl.int32), 0)
     tiles = (taken + slots - 1) // slots
-    first = list_at + tl.cumsum(tiles, 0) - tiles
+    first = tl.cumsum(tiles, 0) - tiles
     tl.store(count + tl.program_id(0), tl.sum(tiles, 0))
     for tile in range(chunk // slots):
         has = tile < tiles
@@ -172,14 +178,14 @@ def group(
         tl.store(fill + first + tile, tl.minimum(taken - tile * slots, slots), mask=has)
     seen = first * slots
     for r in range(0, chunk, rows):
-        at = begin + r + row
+        at = r + row
         value = tl.load(
-            share + at * experts + column[None, :], mask=(at < n) & real, other=0.0
+            share + at * experts + column[None, :], mask=(at < left) & real, other=0.0
         )
         routed = value > 0.0
         one = routed.to(tl.int32)
         slot = seen[None, :] + tl.cumsum(one, 0) - one
-        tl.store(member + slot, r + row + column[None, :] * 0, mask=routed)
+        tl.store(member + slot, at + column[None, :] * 0, mask=routed)
         tl.store(weight + slot, value, mask=routed)
         seen += tl.sum(one, 0)
 
