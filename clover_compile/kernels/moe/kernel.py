@@ -12,8 +12,20 @@ import triton.language as tl
 
 
 @triton.jit
+def _by_row(values):
+    """[rows] against [parts, rows, lanes]."""
+    return tl.expand_dims(tl.expand_dims(values, 1), 0)
+
+
+@triton.jit
+def _by_column(values, parts: tl.constexpr, lanes: tl.constexpr):
+    """[columns] against [parts, rows, lanes]."""
+    return tl.expand_dims(tl.reshape(values, [parts, lanes]), 1)
+
+
+@triton.jit
 def _best(logits, allowed, column, top_k: tl.constexpr, narrow: tl.constexpr):
-    """Mask [rows, columns] of each row's top_k allowed logits, ties to the lower id.
+    """Mask of each row's top_k allowed logits, ties to the lower id.
 
     One integer orders a logit and its id: 16 bits each if the logits are bfloat16 (narrow).
     """
@@ -28,7 +40,7 @@ def _best(logits, allowed, column, top_k: tl.constexpr, narrow: tl.constexpr):
         key = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
     key = tl.where(allowed, key, lowest + 1)
     for _ in range(top_k):
-        key = tl.where(key == tl.max(key, 1)[:, None], lowest, key)
+        key = tl.where(key == _by_row(tl.max(tl.max(key, 0), 1)), lowest, key)
     return (key == lowest) & allowed
 
 
@@ -36,17 +48,16 @@ def _best(logits, allowed, column, top_k: tl.constexpr, narrow: tl.constexpr):
 def _softmax(logits, among):
     """Softmax of each row over the columns of the mask `among`, 0 elsewhere."""
     inside = tl.where(among, logits, float("-inf"))
-    power = tl.exp(inside - tl.max(inside, 1)[:, None])
-    return power / tl.sum(power, 1)[:, None]
+    power = tl.exp(inside - _by_row(tl.max(tl.max(inside, 0), 1)))
+    return power * _by_row(1.0 / tl.sum(tl.sum(power, 0), 1))
 
 
 @triton.jit
-def _totals(
-    logits, real, live, column, top_k: tl.constexpr, narrow: tl.constexpr
-):  # fmt: skip
-    """Per expert, the probability it has in the live rows whose top_k it is in."""
+def _totals(logits, real, live, column, top_k: tl.constexpr, narrow: tl.constexpr):
+    """Per column, the probability it has in the live rows whose top_k it is in."""
     member = _best(logits, real, column, top_k, narrow)
-    return tl.sum(tl.where(member & live, _softmax(logits, real), 0.0), 0)
+    total = tl.sum(tl.where(member & live, _softmax(logits, real), 0.0), 1)
+    return tl.reshape(total, [total.numel])
 
 
 @triton.jit
@@ -63,80 +74,92 @@ def _coreset(total, column, top_p: tl.constexpr):
 @triton.jit
 def gate(
     router, kept, expert, share, bits, count, n,
-    experts: tl.constexpr, columns: tl.constexpr, rows: tl.constexpr, stride: tl.constexpr,
-    top_k: tl.constexpr, top_p: tl.constexpr, block: tl.constexpr, narrow: tl.constexpr,
-    words: tl.constexpr,
+    experts: tl.constexpr, parts: tl.constexpr, lanes: tl.constexpr, rows: tl.constexpr,
+    stride: tl.constexpr, top_k: tl.constexpr, top_p: tl.constexpr, block: tl.constexpr,
+    narrow: tl.constexpr, words: tl.constexpr,
 ):  # fmt: skip
     """The experts that n <= rows rows use, in ascending id, and the rows' weights. Grid: 1.
 
-    router: rows of `experts` logits, stride apart. Writes expert i32 [count], share fp32 [count,
-    rows] (0: not routed), bits i32 [count, words] (bit r % 32 of word r // 32: row r is routed
-    there), and to kept (None: nobody asks) the size of the coreset. columns: power of two >=
-    experts.
+    router: rows of `experts` logits, stride apart. Writes expert i32 [count], bits i32 [count,
+    words] (bit r % 32 of word r // 32: row r is routed there), share fp32 [n, experts] (0: not
+    routed), and to kept (None: nobody asks) the size of the coreset. Tiles are [parts, rows, lanes]
+    of parts * lanes >= experts columns: a row then lies in the registers of one warp.
     """
-    row = tl.arange(0, rows)[:, None]
-    column = tl.arange(0, columns)
+    columns: tl.constexpr = parts * lanes
+    every = tl.arange(0, columns)
+    column = _by_column(every, parts, lanes)
+    row = _by_row(tl.arange(0, rows))
     live = row < n
-    real = (column < experts)[None, :]
-    at = row * stride + column[None, :]
-    logits = tl.load(router + at, mask=live & real, other=0.0).to(tl.float32)
+    real = column < experts
+    inside = live & real
+    logits = tl.load(router + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     allowed = real
+    size = experts
     if block:
-        total = _totals(logits, real, live, column[None, :], top_k, narrow)
-        allowed = real & _coreset(total, column, top_p)[None, :]
+        total = _totals(logits, real, live, column, top_k, narrow)
+        core = _coreset(total, every, top_p) & (every < experts)
+        size = tl.sum(core.to(tl.int32), 0)
+        allowed = _by_column(core.to(tl.int32), parts, lanes) > 0
     if kept is not None:
-        tl.store(kept, tl.sum(tl.sum(allowed.to(tl.int32), 0), 0))
-    chosen = _best(logits, allowed, column[None, :], top_k, narrow)
-    weight = tl.where(live, _softmax(logits, chosen), 0.0)
-    routed = weight > 0.0
-    used = tl.max(routed.to(tl.int32), 0)
+        tl.store(kept, size)
+    weight = _softmax(logits, _best(logits, allowed, column, top_k, narrow))
+    tl.store(share + row * experts + column, weight, mask=inside)
+    routed = (weight > 0.0) & live
+    found = tl.zeros([columns], tl.int32)
+    for word in tl.static_range(words):
+        mine = tl.where(routed & (row // 32 == word), 1 << row % 32, 0)
+        found = found | tl.reshape(tl.sum(mine, 1), [columns])
+    used = (found != 0).to(tl.int32)
     entry = tl.cumsum(used, 0) - used
     tl.store(count, tl.sum(used, 0))
-    tl.store(expert + entry, column, mask=used > 0)
-    tl.store(share + entry[None, :] * rows + row, weight, mask=(used > 0)[None, :])
+    tl.store(expert + entry, every, mask=used > 0)
     for word in tl.static_range(words):
-        mine = routed & (row // 32 == word)
-        found = tl.sum(tl.where(mine, 1 << (row % 32), 0), 0)
+        mine = tl.where(routed & (row // 32 == word), 1 << row % 32, 0)
+        found = tl.reshape(tl.sum(mine, 1), [columns])
         tl.store(bits + entry * words + word, found, mask=used > 0)
 
 
 @triton.jit
 def choose(
     router, kept, share, n,
-    experts: tl.constexpr, columns: tl.constexpr, rows: tl.constexpr, stride: tl.constexpr,
-    top_k: tl.constexpr, top_p: tl.constexpr, block: tl.constexpr, narrow: tl.constexpr,
+    experts: tl.constexpr, parts: tl.constexpr, lanes: tl.constexpr, rows: tl.constexpr,
+    stride: tl.constexpr, top_k: tl.constexpr, top_p: tl.constexpr, block: tl.constexpr,
+    narrow: tl.constexpr,
 ):  # fmt: skip
     """share fp32 [n, experts]: every row's weight of every expert, 0 where not routed.
 
     Grid: 1 if the rows share a coreset, else cdiv(n, rows); otherwise as `gate`.
     """
-    row = tl.arange(0, rows)[:, None]
-    column = tl.arange(0, columns)
-    real = (column < experts)[None, :]
+    columns: tl.constexpr = parts * lanes
+    every = tl.arange(0, columns)
+    column = _by_column(every, parts, lanes)
+    row = _by_row(tl.arange(0, rows))
+    real = column < experts
     allowed = real
+    size = experts
     start = tl.program_id(0) * rows
     stop = start + rows
     if block:
-        total = tl.zeros([columns], tl.float32)
-        for r in range(0, n, rows):
-            at = (r + row).to(tl.int64) * stride + column[None, :]
-            live = r + row < n
-            logits = tl.load(router + at, mask=live & real, other=0.0).to(tl.float32)
-            total += _totals(logits, real, live, column[None, :], top_k, narrow)
-        allowed = real & _coreset(total, column, top_p)[None, :]
         start = 0
         stop = n
+        total = tl.zeros([columns], tl.float32)
+        for r in range(0, n, rows):
+            at = (r + row).to(tl.int64) * stride + column
+            live = r + row < n
+            logits = tl.load(router + at, mask=live & real, other=0.0).to(tl.float32)
+            total += _totals(logits, real, live, column, top_k, narrow)
+        core = _coreset(total, every, top_p) & (every < experts)
+        size = tl.sum(core.to(tl.int32), 0)
+        allowed = _by_column(core.to(tl.int32), parts, lanes) > 0
     if kept is not None:
         if tl.program_id(0) == 0:
-            tl.store(kept, tl.sum(tl.sum(allowed.to(tl.int32), 0), 0))
+            tl.store(kept, size)
     for r in range(start, stop, rows):
         at = (r + row).to(tl.int64)
         inside = (r + row < n) & real
-        logits = tl.load(router + at * stride + column[None, :], mask=inside, other=0.0)
-        logits = logits.to(tl.float32)
-        chosen = _best(logits, allowed, column[None, :], top_k, narrow)
-        weight = _softmax(logits, chosen)
-        tl.store(share + at * experts + column[None, :], weight, mask=inside)
+        logits = tl.load(router + at * stride + column, mask=inside, other=0.0).to(tl.float32)
+        weight = _softmax(logits, _best(logits, allowed, column, top_k, narrow))
+        tl.store(share + at * experts + column, weight, mask=inside)
 
 
 @triton.jit
@@ -193,7 +216,7 @@ def group(
 @triton.jit
 def up(
     x, shared_gate, gate_up, shared_gate_up, expert, share, fill, member, count, h, n,
-    hidden: tl.constexpr, width: tl.constexpr, shared_width: tl.constexpr, widest: tl.constexpr,
+    experts: tl.constexpr, hidden: tl.constexpr, width: tl.constexpr, shared_width: tl.constexpr, widest: tl.constexpr,
     x_stride: tl.constexpr, gate_stride: tl.constexpr, chunk: tl.constexpr, entries: tl.constexpr,
     shared_tiles: tl.constexpr, tile: tl.constexpr, slots: tl.constexpr, step: tl.constexpr,
     precision: tl.constexpr,
@@ -218,7 +241,8 @@ def up(
         opened = tl.load(shared_gate + row * gate_stride, mask=own, other=0.0).to(tl.float32)
         weight = 1.0 / (1.0 + tl.exp(-opened))
         if member is None:
-            other = tl.load(share + listed * slots + slot, mask=entry >= shared_tiles, other=0.0)
+            listed_row = (slot < n) & (entry >= shared_tiles)
+            other = tl.load(share + slot * experts + which, mask=listed_row, other=0.0)
             taken = other > 0.0
             row = slot.to(tl.int64)
         else:
@@ -283,23 +307,22 @@ def down(
     steps: tl.constexpr = (widest + step - 1) // step
     left = n - at_chunk * chunk
     total = tl.zeros([tile, rows], tl.float32)
+    # What the list says of a turn is read one turn ahead: the weight stream does not wait for it.
+    which = tl.full((), 0, tl.int32)
+    word = tl.full((), 0, tl.int32)
+    more = tl.full((), 0, tl.int32)
     for turn in range(0, used * steps):
         entry = turn // steps
         column = turn % steps * step + k
         shared = entry < shared_tiles
         listed = at_chunk * entries + entry - shared_tiles
-        which = tl.load(expert + listed, mask=entry >= shared_tiles, other=0).to(tl.int64)
         wide = tl.where(shared, shared_width, width)
-        base = tl.where(shared, shared_down, expert_down + which * (hidden * width))
+        base = tl.where(shared, shared_down, expert_down + which.to(tl.int64) * (hidden * width))
         own = shared & (entry * slots + slot < left)
         if member is None:
-            word = tl.load(fill + listed * words, mask=entry >= shared_tiles, other=0)
-            if words == 2:
-                more = tl.load(fill + listed * words + 1, mask=entry >= shared_tiles, other=0)
-                word = tl.where(slot < 32, word, more)
-            taken = (word >> slot % 32) & 1 != 0
+            taken = tl.where(slot < 32, word, more) >> slot % 32 & 1 != 0
         else:
-            taken = slot < tl.load(fill + listed, mask=entry >= shared_tiles, other=0)
+            taken = slot < word
         live = own | taken
         a_mask = (column < wide)[None, :]
         b_mask = live[None, :]
@@ -330,6 +353,13 @@ def down(
                 low = (part - high.to(tl.float32)).to(tl.bfloat16)
                 total = tl.dot(high, spread, total)
                 total = tl.dot(low, spread, total)
+        following = (turn + 1) // steps
+        ahead = at_chunk * entries + following - shared_tiles
+        is_listed = (following >= shared_tiles) & (following < used)
+        which = tl.load(expert + ahead, mask=is_listed, other=0)
+        word = tl.load(fill + ahead * words, mask=is_listed, other=0)
+        if words == 2:
+            more = tl.load(fill + ahead * words + 1, mask=is_listed, other=0)
     row = at_chunk * chunk + place
     inside = (row < n)[None, :]
     if hidden % tile:

@@ -63,8 +63,11 @@ def _routing(call: Call, arguments: dict[str, str]) -> Constants:
     """Constants of `gate` and `choose`; adds what they read and write in common."""
     experts = call.dim("router", 2)
     arguments |= {"router": "router", "share": "share"}
+    columns = power_of_two(experts)
+    lanes = min(32, columns)
     made: Constants = {
-        "experts": experts, "columns": power_of_two(experts), "stride": call.stride("router"),
+        "experts": experts, "parts": columns // lanes, "lanes": lanes,
+        "stride": call.stride("router"),
         "top_k": call.scalars["top_k"], "top_p": float(call.scalars["top_p"]),
         "block": bool(call.scalars["block"]), "narrow": call.array("router").dtype == "bf16",
     }  # fmt: skip
@@ -102,7 +105,7 @@ def _block(call: Call, rows: int) -> Variant:
     down = _down(call, {**shape, "words": words, "rows": rows}, {"fill": "bits"}, 1)
     widest = _widths(call)["widest"]
     workspace = {
-        "expert": Operand("i32", (listed,)), "share": Operand("fp32", (listed, rows)),
+        "expert": Operand("i32", (listed,)), "share": Operand("fp32", ("n", experts)),
         "bits": Operand("i32", (listed, words)), "count": Operand("i32", (1,)),
         "h": Operand(call.array("x").dtype, (f"{listed} + 1", rows, widest)),
     }  # fmt: skip
@@ -169,7 +172,7 @@ def _up(
     slots = shape["slots"]
     assert isinstance(slots, int)
     constants: Constants = {
-        **shape, **widths, "x_stride": call.stride("x"), "gate_stride": call.stride("shared_gate"),
+        **shape, **widths, "experts": call.dim("router", 2), "x_stride": call.stride("x"), "gate_stride": call.stride("shared_gate"),
         "tile": tile, "step": step, "precision": _precision(call),
     }  # fmt: skip
     if "fill" not in arguments:
