@@ -63,12 +63,15 @@ def _totals(logits, real, live, column, top_k: tl.constexpr, narrow: tl.constexp
 @triton.jit
 def _coreset(total, column, top_p: tl.constexpr):
     """Mask of the experts kept: descending total, ties to the lower id, mass ahead < top_p."""
-    key = (total.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
-    ordered = tl.sort(key, descending=True)
-    sorted_total = (ordered >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    bits = total.to(tl.int32, bitcast=True)  # totals are not negative: ordered as their bits
+    ordered = tl.sort(bits, descending=True)
+    sorted_total = ordered.to(tl.float32, bitcast=True)
     mass = sorted_total / tl.maximum(tl.sum(sorted_total, 0), 1e-9)
     held = (tl.cumsum(mass, 0) - mass < top_p) | (column == 0)
-    return key >= tl.min(tl.where(held, ordered, 0x7FFFFFFFFFFFFFFF), 0)
+    last = tl.min(tl.where(held, ordered, 0x7FFFFFFF), 0)
+    ties = tl.sum(held.to(tl.int32), 0) - tl.sum((bits > last).to(tl.int32), 0)
+    tied = (bits == last).to(tl.int32)
+    return (bits > last) | ((tied > 0) & (tl.cumsum(tied, 0) <= ties))
 
 
 @triton.jit
