@@ -108,18 +108,18 @@ def gate(
     weight = _softmax(logits, _best(logits, allowed, column, top_k, narrow))
     tl.store(share + row * experts + column, weight, mask=inside)
     routed = (weight > 0.0) & live
-    found = tl.zeros([columns], tl.int32)
-    for word in tl.static_range(words):
-        mine = tl.where(routed & (row // 32 == word), 1 << row % 32, 0)
-        found = found | tl.reshape(tl.sum(mine, 1), [columns])
-    used = (found != 0).to(tl.int32)
-    entry = tl.cumsum(used, 0) - used
-    tl.store(count, tl.sum(used, 0))
-    tl.store(expert + entry, every, mask=used > 0)
-    for word in tl.static_range(words):
-        mine = tl.where(routed & (row // 32 == word), 1 << row % 32, 0)
-        found = tl.reshape(tl.sum(mine, 1), [columns])
-        tl.store(bits + entry * words + word, found, mask=used > 0)
+    low = tl.reshape(tl.sum(tl.where(routed & (row < 32), 1 << row % 32, 0), 1), [columns])
+    used = low != 0
+    if words == 2:
+        high = tl.reshape(tl.sum(tl.where(routed & (row >= 32), 1 << row % 32, 0), 1), [columns])
+        used = used | (high != 0)
+    one = used.to(tl.int32)
+    entry = tl.cumsum(one, 0) - one
+    tl.store(count, tl.sum(one, 0))
+    tl.store(expert + entry, every, mask=used)
+    tl.store(bits + entry * words, low, mask=used)
+    if words == 2:
+        tl.store(bits + entry * words + 1, high, mask=used)
 
 
 @triton.jit
@@ -178,22 +178,20 @@ def group(
     [entries, slots]: the row within the chunk and its weight. Grid: cdiv(n, chunk).
     """
     begin = tl.program_id(0).to(tl.int64) * chunk
-    share += begin * experts
-    list_at = tl.program_id(0).to(tl.int64) * entries
-    expert += list_at
-    fill += list_at
-    member += list_at * slots
-    weight += list_at * slots
+    first_entry = tl.program_id(0).to(tl.int64) * entries
     left = n - begin
+    share += begin * experts
+    expert += first_entry
+    fill += first_entry
+    member += first_entry * slots
+    weight += first_entry * slots
     row = tl.arange(0, rows)[:, None]
     column = tl.arange(0, columns)
+    at = row * experts + column[None, :]
     real = (column < experts)[None, :]
     taken = tl.zeros([columns], tl.int32)
     for r in range(0, chunk, rows):
-        at = r + row
-        value = tl.load(
-            share + at * experts + column[None, :], mask=(at < left) & real, other=0.0
-        )
+        value = tl.load(share + r * experts + at, mask=(r + row < left) & real, other=0.0)
         taken += tl.sum((value > 0.0).to(tl.int32), 0)
     tiles = (taken + slots - 1) // slots
     first = tl.cumsum(tiles, 0) - tiles
@@ -202,88 +200,99 @@ def group(
         has = tile < tiles
         tl.store(expert + first + tile, column, mask=has)
         tl.store(fill + first + tile, tl.minimum(taken - tile * slots, slots), mask=has)
-    seen = first * slots
+    next_slot = first * slots
     for r in range(0, chunk, rows):
-        at = r + row
-        value = tl.load(
-            share + at * experts + column[None, :], mask=(at < left) & real, other=0.0
-        )
+        value = tl.load(share + r * experts + at, mask=(r + row < left) & real, other=0.0)
         routed = value > 0.0
         one = routed.to(tl.int32)
-        slot = seen[None, :] + tl.cumsum(one, 0) - one
-        tl.store(member + slot, at + column[None, :] * 0, mask=routed)
+        slot = next_slot[None, :] + tl.cumsum(one, 0) - one
+        tl.store(member + slot, r + row + column[None, :] * 0, mask=routed)
         tl.store(weight + slot, value, mask=routed)
-        seen += tl.sum(one, 0)
+        next_slot += tl.sum(one, 0)
 
 
 @triton.jit
 def up(
     x, shared_gate, gate_up, shared_gate_up, expert, share, fill, member, count, h, n,
-    experts: tl.constexpr, hidden: tl.constexpr, width: tl.constexpr, shared_width: tl.constexpr, widest: tl.constexpr,
-    x_stride: tl.constexpr, gate_stride: tl.constexpr, chunk: tl.constexpr, entries: tl.constexpr,
-    shared_tiles: tl.constexpr, tile: tl.constexpr, slots: tl.constexpr, step: tl.constexpr,
-    precision: tl.constexpr,
+    experts: tl.constexpr, hidden: tl.constexpr, width: tl.constexpr, shared_width: tl.constexpr,
+    widest: tl.constexpr, x_stride: tl.constexpr, gate_stride: tl.constexpr, chunk: tl.constexpr,
+    entries: tl.constexpr, shared_tiles: tl.constexpr, tile: tl.constexpr, slots: tl.constexpr,
+    step: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """h [chunks, shared_tiles + entries, slots, widest] = weight * silu(gate) * up, taken slots.
+    """h [chunks, shared_tiles + entries, slots, widest] = weight * silu(gate) * up.
 
-    Weights stand on the M side: `tile` gate rows above the `tile` up rows that belong to them.
-    Without `member`, slot r is row r, routed where its share is not 0. Grid: cdiv(widest, tile),
-    any number of programs that share the entries, chunks.
+    Only slots that hold a row are written. Weights stand on the M side: `tile` gate rows above the
+    `tile` up rows that belong to them. Without `member`, slot r is row r and share is by row and
+    expert; with it, share is by entry and slot. Grid: cdiv(widest, tile), any number of programs
+    among which the entries are dealt, chunks.
     """
-    at_chunk = tl.program_id(2).to(tl.int64)
-    used = shared_tiles + tl.load(count + at_chunk)
+    block = tl.program_id(2).to(tl.int64)
+    used = shared_tiles + tl.load(count + block)
     slot = tl.arange(0, slots)
-    half = tl.arange(0, 2 * tile)
     k = tl.arange(0, step)
+    line = tl.arange(0, 2 * tile)
+    index = tl.program_id(0) * tile + line % tile
+    column = tl.program_id(0) * tile + tl.arange(0, tile)
     for entry in range(tl.program_id(1), used, tl.num_programs(1)):
         shared = entry < shared_tiles
-        listed = at_chunk * entries + entry - shared_tiles
-        which = tl.load(expert + listed, mask=entry >= shared_tiles, other=0).to(tl.int64)
-        row = at_chunk * chunk + entry * slots + slot
+        routed = entry >= shared_tiles
+        listed = block * entries + entry - shared_tiles
+        which = tl.load(expert + listed, mask=routed, other=0).to(tl.int64)
+        row = block * chunk + entry * slots + slot
         own = shared & (row < n)
         opened = tl.load(shared_gate + row * gate_stride, mask=own, other=0.0).to(tl.float32)
-        weight = 1.0 / (1.0 + tl.exp(-opened))
         if member is None:
-            listed_row = (slot < n) & (entry >= shared_tiles)
-            other = tl.load(share + slot * experts + which, mask=listed_row, other=0.0)
-            taken = other > 0.0
+            valid = routed & (slot < n)
+            weight = tl.load(share + slot * experts + which, mask=valid, other=0.0)
+            taken = weight > 0.0
             row = slot.to(tl.int64)
         else:
-            full = tl.load(fill + listed, mask=entry >= shared_tiles, other=0)
-            taken = slot < full
-            other = tl.load(share + listed * slots + slot, mask=taken, other=0.0)
+            taken = slot < tl.load(fill + listed, mask=routed, other=0)
+            weight = tl.load(share + listed * slots + slot, mask=taken, other=0.0)
             mine = tl.load(member + listed * slots + slot, mask=taken, other=0)
-            row = tl.where(shared, row, at_chunk * chunk + mine)
-        weight = tl.where(shared, weight, other)
+            row = tl.where(shared, row, block * chunk + mine)
+        weight = tl.where(shared, 1.0 / (1.0 + tl.exp(-opened)), weight)
         live = own | taken
         wide = tl.where(shared, shared_width, width)
-        index = tl.program_id(0) * tile + half % tile
-        line = tl.where(half < tile, index, wide + index).to(tl.int64)
         base = tl.where(shared, shared_gate_up, gate_up + which * (2 * width * hidden))
-        a_at = base + line[:, None] * hidden + k[None, :]
+        a_line = tl.where(line < tile, index, wide + index).to(tl.int64)
+        a_at = base + a_line[:, None] * hidden + k[None, :]
         b_at = x + row[None, :] * x_stride + k[:, None]
         total = tl.zeros([2 * tile, slots], tl.float32)
         for start in range(0, hidden, step):
-            a_mask = index[:, None] < wide
-            b_mask = live[None, :]
-            if hidden % step:
-                a_mask = a_mask & (start + k < hidden)[None, :]
-                b_mask = b_mask & (start + k < hidden)[:, None]
-            if width % tile or shared_width != width or hidden % step:
+            if hidden % step or width % tile or shared_width != width:
+                inside = start + k < hidden
+                a_mask = (index < wide)[:, None] & inside[None, :]
                 a = tl.load(a_at + start, mask=a_mask, other=0.0)
+                b = tl.load(b_at + start, mask=live[None, :] & inside[:, None], other=0.0)
             else:
                 a = tl.load(a_at + start)
-            b = tl.load(b_at + start, mask=b_mask, other=0.0)
+                b = tl.load(b_at + start, mask=live[None, :], other=0.0)
             total = tl.dot(a, b, total, input_precision=precision)
-        both = tl.permute(tl.reshape(total, [2, tile, slots]), [1, 2, 0])
-        gated, upper = tl.split(both)
+        halves = tl.permute(tl.reshape(total, [2, tile, slots]), [1, 2, 0])
+        gated, upper = tl.split(halves)
         value = gated / (1.0 + tl.exp(-gated)) * upper * weight[None, :]
-        column = tl.program_id(0) * tile + tl.arange(0, tile)
-        place = (at_chunk * (shared_tiles + entries) + entry) * slots + slot
+        place = (block * (shared_tiles + entries) + entry) * slots + slot
+        at = place[None, :] * widest + column[:, None]
         inside = live[None, :] & (column < wide)[:, None]
-        tl.store(
-            h + place[None, :] * widest + column[:, None], value.to(h.dtype.element_ty), mask=inside
-        )
+        tl.store(h + at, value.to(h.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scattered(part, target, live, total, rows: tl.constexpr, precision: tl.constexpr):
+    """total [tile, rows] plus column s of part [tile, slots] at target[s], where live[s].
+
+    A product with a matrix of 0 and 1. 16-bit storage: in two parts, exact to 16 bits together.
+    """
+    spread = (target[:, None] == tl.arange(0, rows)[None, :]) & live[:, None]
+    if precision == "ieee":
+        total = tl.dot(part, spread.to(tl.float32), total, input_precision=precision)
+    else:
+        high = part.to(tl.bfloat16)
+        low = (part - high.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(high, spread.to(tl.bfloat16), total)
+        total = tl.dot(low, spread.to(tl.bfloat16), total)
+    return total
 
 
 @triton.jit
@@ -298,17 +307,15 @@ def down(
 
     One loop over (entry, k step) keeps the weight stream unbroken from one expert to the next.
     Without `member`, `fill` holds the bits that `gate` writes and slot r is row r; with it, an
-    entry's slots are scattered to their rows by a product with a matrix of 0 and 1, in two parts of
-    16 bits. Grid: cdiv(hidden, tile), 1, chunks.
+    entry's slots are scattered to their rows. Grid: cdiv(hidden, tile), 1, chunks.
     """
-    at_chunk = tl.program_id(2).to(tl.int64)
-    used = shared_tiles + tl.load(count + at_chunk)
+    block = tl.program_id(2).to(tl.int64)
+    used = shared_tiles + tl.load(count + block)
     slot = tl.arange(0, slots)
-    line = tl.program_id(0) * tile + tl.arange(0, tile)
-    place = tl.arange(0, rows)
     k = tl.arange(0, step)
+    line = tl.program_id(0) * tile + tl.arange(0, tile)
     steps: tl.constexpr = (widest + step - 1) // step
-    left = n - at_chunk * chunk
+    left = n - block * chunk
     total = tl.zeros([tile, rows], tl.float32)
     # What the list says of a turn is read one turn ahead: the weight stream does not wait for it.
     which = tl.full((), 0, tl.int32)
@@ -318,55 +325,40 @@ def down(
         entry = turn // steps
         column = turn % steps * step + k
         shared = entry < shared_tiles
-        listed = at_chunk * entries + entry - shared_tiles
-        wide = tl.where(shared, shared_width, width)
-        base = tl.where(shared, shared_down, expert_down + which.to(tl.int64) * (hidden * width))
         own = shared & (entry * slots + slot < left)
         if member is None:
-            taken = tl.where(slot < 32, word, more) >> slot % 32 & 1 != 0
+            taken = (tl.where(slot < 32, word, more) >> slot % 32) & 1 != 0
         else:
             taken = slot < word
         live = own | taken
-        a_mask = (column < wide)[None, :]
-        b_mask = live[None, :]
-        if widest % step or shared_width != width:
-            b_mask = b_mask & (column < wide)[:, None]
-        if hidden % tile:
-            a_mask = a_mask & (line < hidden)[:, None]
+        wide = tl.where(shared, shared_width, width)
+        base = tl.where(shared, shared_down, expert_down + which.to(tl.int64) * (hidden * width))
         a_at = base + line.to(tl.int64)[:, None] * wide + column[None, :]
+        place = (block * (shared_tiles + entries) + entry) * slots + slot
+        b_at = h + place[None, :] * widest + column[:, None]
         if widest % step or shared_width != width or hidden % tile:
-            a = tl.load(a_at, mask=a_mask, other=0.0)
+            inside = column < wide
+            a = tl.load(a_at, mask=(line < hidden)[:, None] & inside[None, :], other=0.0)
+            b = tl.load(b_at, mask=live[None, :] & inside[:, None], other=0.0)
         else:
             a = tl.load(a_at)
-        at = (at_chunk * (shared_tiles + entries) + entry) * slots + slot
-        b = tl.load(h + at[None, :] * widest + column[:, None], mask=b_mask, other=0.0)
+            b = tl.load(b_at, mask=live[None, :], other=0.0)
         if member is None:
             total = tl.dot(a, b, total, input_precision=precision)
         else:
-            part = tl.dot(a, b, input_precision=precision)
+            listed = block * entries + entry - shared_tiles
             mine = tl.load(member + listed * slots + slot, mask=taken, other=0)
-            mine = tl.where(shared, entry * slots + slot, mine)
-            spread = (mine[:, None] == place[None, :]) & live[:, None]
-            if h.dtype.element_ty == tl.float32:
-                spread = spread.to(tl.float32)
-                total = tl.dot(part, spread, total, input_precision=precision)
-            else:
-                spread = spread.to(tl.bfloat16)
-                high = part.to(tl.bfloat16)
-                low = (part - high.to(tl.float32)).to(tl.bfloat16)
-                total = tl.dot(high, spread, total)
-                total = tl.dot(low, spread, total)
+            target = tl.where(shared, entry * slots + slot, mine)
+            part = tl.dot(a, b, input_precision=precision)
+            total = _scattered(part, target, live, total, rows, precision)
         following = (turn + 1) // steps
-        ahead = at_chunk * entries + following - shared_tiles
         is_listed = (following >= shared_tiles) & (following < used)
-        which = tl.load(expert + ahead, mask=is_listed, other=0)
-        word = tl.load(fill + ahead * words, mask=is_listed, other=0)
+        listed = block * entries + following - shared_tiles
+        which = tl.load(expert + listed, mask=is_listed, other=0)
+        word = tl.load(fill + listed * words, mask=is_listed, other=0)
         if words == 2:
-            more = tl.load(fill + ahead * words + 1, mask=is_listed, other=0)
-    row = at_chunk * chunk + place
-    inside = (row < n)[None, :]
-    if hidden % tile:
-        inside = inside & (line < hidden)[:, None]
-    tl.store(
-        y + row[None, :] * hidden + line[:, None], total.to(y.dtype.element_ty), mask=inside
-    )
+            more = tl.load(fill + listed * words + 1, mask=is_listed, other=0)
+    row = block * chunk + tl.arange(0, rows)
+    inside = (row < n)[None, :] & (line < hidden)[:, None]
+    at = row[None, :] * hidden + line[:, None]
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)

@@ -153,10 +153,15 @@ def _prompt(call: Call) -> Variant:
     return Variant("1", (choose, group, up, down), workspace)
 
 
-def _stages(call: Call, weights: int, rows: int, most: int) -> int:
-    """As many pipeline stages as fit: elements of the weights and of the rows in each."""
-    each = (weights + rows) * ITEMSIZE[call.array("x").dtype]
-    return max(2, min(most, shared_limit(call.capability) // each))
+def _stages(call: Call, elements: int, most: int, asynchronous: bool, other: int = 0) -> int:
+    """As many pipeline stages as fit, each a buffer of so many elements.
+
+    One buffer less than stages is needed where products wait for their operands (not asynchronous:
+    wgmma, tcgen05). other: bytes of shared memory to leave.
+    """
+    each = elements * ITEMSIZE[call.array("x").dtype]
+    buffers = (shared_limit(call.capability) - other) // each
+    return max(2, min(most, buffers if asynchronous else buffers + 1))
 
 
 def _precision(call: Call) -> str:
@@ -175,6 +180,7 @@ def _up(
         **shape, **widths, "experts": call.dim("router", 2), "x_stride": call.stride("x"), "gate_stride": call.stride("shared_gate"),
         "tile": tile, "step": step, "precision": _precision(call),
     }  # fmt: skip
+    matrix = call.capability in (90, 100)
     if "fill" not in arguments:
         constants["fill"] = None
     given = {
@@ -183,7 +189,8 @@ def _up(
     }
     return Launch(
         f"{MODULE}:up", (-(-widths["widest"] // tile), programs, chunks), {**given, **arguments},
-        constants, {"n": "n"}, warps=4, stages=_stages(call, 2 * tile * step, slots * step, 4),
+        constants, {"n": "n"}, warps=4 if matrix or slots < 64 else 8,
+        stages=_stages(call, (2 * tile + slots) * step, 4, matrix),
     )  # fmt: skip
 
 
@@ -196,8 +203,9 @@ def _down(call: Call, shape: Constants, arguments: dict[str, str], chunks: Size)
         **shape, **widths, "tile": DOWN_TILE, "step": step, "precision": _precision(call),
     }  # fmt: skip
     given = {name: name for name in ("h", "shared_down", "expert", "count", "y")}
+    reserve = 0 if "member" not in arguments else 16384
     return Launch(
         f"{MODULE}:down", (-(-widths["hidden"] // DOWN_TILE), 1, chunks),
         {**given, "expert_down": "down", **arguments}, constants, {"n": "n"},
-        warps=4, stages=_stages(call, DOWN_TILE * step, slots * step, 6),
+        warps=4, stages=_stages(call, (DOWN_TILE + slots) * step, 9, False, reserve),
     )  # fmt: skip
