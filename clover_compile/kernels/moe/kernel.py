@@ -155,8 +155,7 @@ def choose(
         size = tl.sum(core.to(tl.int32), 0)
         allowed = _by_column(core.to(tl.int32), parts, lanes) > 0
     if kept is not None:
-        if tl.program_id(0) == 0:
-            tl.store(kept, size)
+        tl.store(kept, size, mask=tl.program_id(0) == 0)
     for r in range(start, stop, rows):
         at = (r + row).to(tl.int64)
         inside = (r + row < n) & real
@@ -279,12 +278,11 @@ def up(
 
 
 @triton.jit
-def _scattered(part, target, live, total, rows: tl.constexpr, precision: tl.constexpr):
-    """total [tile, rows] plus column s of part [tile, slots] at target[s], where live[s].
+def _scattered(part, spread, total, precision: tl.constexpr):
+    """total [tile, rows] plus part [tile, slots] at the rows that spread [slots, rows] names.
 
     A product with a matrix of 0 and 1. 16-bit storage: in two parts, exact to 16 bits together.
     """
-    spread = (target[:, None] == tl.arange(0, rows)[None, :]) & live[:, None]
     if precision == "ieee":
         total = tl.dot(part, spread.to(tl.float32), total, input_precision=precision)
     else:
@@ -317,6 +315,7 @@ def down(
     steps: tl.constexpr = (widest + step - 1) // step
     left = n - block * chunk
     total = tl.zeros([tile, rows], tl.float32)
+    broken = tl.zeros([tile, rows], tl.float32)
     # What the list says of a turn is read one turn ahead: the weight stream does not wait for it.
     which = tl.full((), 0, tl.int32)
     word = tl.full((), 0, tl.int32)
@@ -349,8 +348,13 @@ def down(
             listed = block * entries + entry - shared_tiles
             mine = tl.load(member + listed * slots + slot, mask=taken, other=0)
             target = tl.where(shared, entry * slots + slot, mine)
+            spread = (target[:, None] == tl.arange(0, rows)[None, :]) & live[:, None]
             part = tl.dot(a, b, input_precision=precision)
-            total = _scattered(part, target, live, total, rows, precision)
+            # 0 times NaN would reach the tile's other rows: what is not finite is only counted.
+            finite = tl.abs(part) < float("inf")
+            total = _scattered(tl.where(finite, part, 0.0), spread, total, precision)
+            wrong = tl.where(finite, 0.0, 1.0).to(h.dtype.element_ty)
+            broken = tl.dot(wrong, spread.to(wrong.dtype), broken, input_precision=precision)
         following = (turn + 1) // steps
         is_listed = (following >= shared_tiles) & (following < used)
         listed = block * entries + following - shared_tiles
@@ -358,6 +362,8 @@ def down(
         word = tl.load(fill + listed * words, mask=is_listed, other=0)
         if words == 2:
             more = tl.load(fill + listed * words + 1, mask=is_listed, other=0)
+    if member is not None:
+        total = tl.where(broken > 0.0, float("nan"), total)
     row = block * chunk + tl.arange(0, rows)
     inside = (row < n)[None, :] & (line < hidden)[:, None]
     at = row[None, :] * hidden + line[:, None]

@@ -9,9 +9,9 @@ from clover_compile.kernels.plans import power_of_two
 from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, Size, Variant
 
 BUDGETS = {
-    "gate": Budget(registers=255),
-    "choose": Budget(registers=255),
-    "group": Budget(registers=255),
+    "gate": Budget(registers=128),
+    "choose": Budget(registers=128),
+    "group": Budget(registers=160),
     "up": Budget(registers=255, required={90: MATRIX[90]}),
     # 16 rows of the result per program, so that one GPU's programs all have some: too few for the
     # warp-group instructions. The weights set the pace here, not the products.
@@ -26,14 +26,17 @@ BLOCKS = (16, 32, 64)
 CHUNK, SLOTS = 256, 16
 """Longer calls: rows that share a pass over the weights, and rows of one tile of an expert."""
 
-GATE_ROWS = 32
-"""Rows a program of `choose` and a step of `group` hold."""
+GATE_ROWS, GROUP_ROWS = 32, 16
+"""Rows a program of `choose` holds at a time, and one of `group`."""
 
 SPREAD = 64
 """Programs along the list of entries: more entries share them, fewer leave some idle."""
 
 UP_TILE, UP_STEP = 32, 128
 DOWN_TILE, DOWN_STEP = 16, 256
+
+SCATTER_BYTES = 16384
+"""Shared memory that scattering a tile's rows takes beside the pipeline's buffers."""
 
 Constants = dict[str, int | float | bool | str | None]
 
@@ -63,7 +66,7 @@ def _routing(call: Call, arguments: dict[str, str]) -> Constants:
     """Constants of `gate` and `choose`; adds what they read and write in common."""
     experts = call.dim("router", 2)
     arguments |= {"router": "router", "share": "share"}
-    columns = power_of_two(experts)
+    columns = max(16, power_of_two(experts))
     lanes = min(32, columns)
     made: Constants = {
         "experts": experts, "parts": columns // lanes, "lanes": lanes,
@@ -97,12 +100,10 @@ def _block(call: Call, rows: int) -> Variant:
         f"{MODULE}:gate", (1, 1, 1), arguments, constants, {"n": "n"},
         warps=8 if rows < 64 else 16, stages=1,
     )  # fmt: skip
-    shape: Constants = {
-        "chunk": rows, "entries": 0, "shared_tiles": 1, "slots": rows, "member": None,
-    }  # fmt: skip
-    grid = f"min({SPREAD}, {listed} + 1)"
-    up = _up(call, shape, {"share": "share"}, grid, 1)
-    down = _down(call, {**shape, "words": words, "rows": rows}, {"fill": "bits"}, 1)
+    shape: Constants = {"chunk": rows, "entries": 0, "shared_tiles": 1, "member": None}
+    programs = f"min({SPREAD}, {listed} + 1)"
+    up = _up(call, {**shape, "fill": None}, rows, {"share": "share"}, programs, 1)
+    down = _down(call, {**shape, "words": words, "rows": rows}, rows, {"fill": "bits"}, 1)
     widest = _widths(call)["widest"]
     workspace = {
         "expert": Operand("i32", (listed,)), "share": Operand("fp32", ("n", experts)),
@@ -124,24 +125,21 @@ def _prompt(call: Call) -> Variant:
     choose = Launch(
         f"{MODULE}:choose", (programs, 1, 1), arguments, constants, {"n": "n"}, warps=8, stages=1
     )
-    lists = {"expert": "expert", "fill": "fill", "member": "member", "count": "count"}
+    written = ("share", "expert", "fill", "member", "weight", "count")
     group = Launch(
-        f"{MODULE}:group", (chunks, 1, 1), {"share": "share", "weight": "weight", **lists},
+        f"{MODULE}:group", (chunks, 1, 1), {name: name for name in written},
         {
-            "experts": experts, "columns": power_of_two(experts), "rows": GATE_ROWS,
+            "experts": experts, "columns": max(16, power_of_two(experts)), "rows": GROUP_ROWS,
             "chunk": CHUNK, "slots": SLOTS, "entries": entries,
         },
         {"n": "n"}, warps=8, stages=1,
     )  # fmt: skip
     shared_tiles = CHUNK // SLOTS
-    shape: Constants = {
-        "chunk": CHUNK, "entries": entries, "shared_tiles": shared_tiles, "slots": SLOTS,
-    }  # fmt: skip
-    grid = min(SPREAD, entries + shared_tiles)
-    up = _up(call, shape, {"share": "weight", "member": "member", "fill": "fill"}, grid, chunks)
-    down = _down(
-        call, {**shape, "words": 1, "rows": CHUNK}, {"fill": "fill", "member": "member"}, chunks
-    )
+    shape: Constants = {"chunk": CHUNK, "entries": entries, "shared_tiles": shared_tiles}
+    lists = {"fill": "fill", "member": "member"}
+    spread = min(SPREAD, entries + shared_tiles)
+    up = _up(call, shape, SLOTS, {"share": "weight", **lists}, spread, chunks)
+    down = _down(call, {**shape, "words": 1, "rows": CHUNK}, SLOTS, lists, chunks)
     widest = _widths(call)["widest"]
     workspace = {
         "share": Operand("fp32", ("n", experts)), "expert": Operand("i32", (chunks, entries)),
@@ -165,47 +163,48 @@ def _stages(call: Call, elements: int, most: int, asynchronous: bool, other: int
 
 
 def _precision(call: Call) -> str:
+    """For dots of fp32 operands, which stand in the interpreter alone."""
     return "ieee" if call.array("x").dtype == "fp32" else "tf32"
 
 
 def _up(
-    call: Call, shape: Constants, arguments: dict[str, str], programs: Size, chunks: Size
-) -> Launch:
+    call: Call, shape: Constants, slots: int, arguments: dict[str, str], programs: Size,
+    chunks: Size,
+) -> Launch:  # fmt: skip
     widths = _widths(call)
     tile = min(UP_TILE, max(16, power_of_two(widths["widest"])))
     step = min(UP_STEP, max(16, power_of_two(widths["hidden"])))
-    slots = shape["slots"]
-    assert isinstance(slots, int)
     constants: Constants = {
-        **shape, **widths, "experts": call.dim("router", 2), "x_stride": call.stride("x"), "gate_stride": call.stride("shared_gate"),
+        **shape, **widths, "slots": slots, "experts": call.dim("router", 2),
+        "x_stride": call.stride("x"), "gate_stride": call.stride("shared_gate"),
         "tile": tile, "step": step, "precision": _precision(call),
     }  # fmt: skip
-    matrix = call.capability in (90, 100)
-    if "fill" not in arguments:
-        constants["fill"] = None
-    given = {
-        name: name
-        for name in ("x", "shared_gate", "gate_up", "shared_gate_up", "expert", "count", "h")
-    }
+    asynchronous = call.capability in (90, 100)
+    names = ("x", "shared_gate", "gate_up", "shared_gate_up", "expert", "count", "h")
     return Launch(
-        f"{MODULE}:up", (-(-widths["widest"] // tile), programs, chunks), {**given, **arguments},
-        constants, {"n": "n"}, warps=4 if matrix or slots < 64 else 8,
-        stages=_stages(call, (2 * tile + slots) * step, 4, matrix),
+        f"{MODULE}:up", (-(-widths["widest"] // tile), programs, chunks),
+        {**{name: name for name in names}, **arguments}, constants, {"n": "n"},
+        warps=4 if asynchronous or slots < 64 else 8,
+        stages=_stages(call, (2 * tile + slots) * step, 4, asynchronous),
     )  # fmt: skip
 
 
-def _down(call: Call, shape: Constants, arguments: dict[str, str], chunks: Size) -> Launch:
+def _down(
+    call: Call, shape: Constants, slots: int, arguments: dict[str, str], chunks: Size
+) -> Launch:  # fmt: skip
     widths = _widths(call)
     step = min(DOWN_STEP, max(16, power_of_two(widths["widest"])))
-    slots = shape["slots"]
-    assert isinstance(slots, int)
     constants: Constants = {
-        **shape, **widths, "tile": DOWN_TILE, "step": step, "precision": _precision(call),
+        **shape, **widths, "slots": slots, "tile": DOWN_TILE, "step": step,
+        "precision": _precision(call),
     }  # fmt: skip
-    given = {name: name for name in ("h", "shared_down", "expert", "count", "y")}
-    reserve = 0 if "member" not in arguments else 16384
+    names = ("h", "shared_down", "expert", "count", "y")
+    scatters = "member" in arguments
     return Launch(
         f"{MODULE}:down", (-(-widths["hidden"] // DOWN_TILE), 1, chunks),
-        {**given, "expert_down": "down", **arguments}, constants, {"n": "n"},
-        warps=4, stages=_stages(call, (DOWN_TILE + slots) * step, 9, False, reserve),
+        {**{name: name for name in names}, "expert_down": "down", **arguments}, constants,
+        {"n": "n"}, warps=4,
+        stages=_stages(
+            call, (DOWN_TILE + slots) * step, 9, False, SCATTER_BYTES if scatters else 0
+        ),
     )  # fmt: skip
