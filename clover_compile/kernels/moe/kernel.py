@@ -1,0 +1,370 @@
+"""Routing in a block coreset, grouped SwiGLU experts and the shared expert.
+
+At most 64 rows: `gate`, `up`, `down`; every expert in use is one entry of a list, and its rows are
+the block's own, masked. More rows: `choose`, `group`, `up`, `down`; each chunk of rows has a list
+of its own whose entries are tiles of an expert's rows, and `down` scatters them back. The list
+starts with the shared expert's tiles. An entry's activations are scaled by the rows' weights before
+they are rounded, so that `down` is one long sum over entries in the order of the list.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _by_row(values):
+    """[rows] against [parts, rows, lanes]."""
+    return tl.expand_dims(tl.expand_dims(values, 1), 0)
+
+
+@triton.jit
+def _by_column(values, parts: tl.constexpr, lanes: tl.constexpr):
+    """[columns] against [parts, rows, lanes]."""
+    return tl.expand_dims(tl.reshape(values, [parts, lanes]), 1)
+
+
+@triton.jit
+def _best(logits, allowed, column, top_k: tl.constexpr, narrow: tl.constexpr):
+    """Mask of each row's top_k allowed logits, ties to the lower id.
+
+    One integer orders a logit and its id: 16 bits each if the logits are bfloat16 (narrow).
+    """
+    value = tl.where(logits == 0.0, 0.0, logits)  # -0 ties with 0
+    bits = value.to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    if narrow:
+        lowest: tl.constexpr = -(2**31)
+        key = (ordered & -65536) | (65535 - column)
+    else:
+        lowest: tl.constexpr = -(2**63)
+        key = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
+    key = tl.where(allowed, key, lowest + 1)
+    for _ in range(top_k):
+        key = tl.where(key == _by_row(tl.max(tl.max(key, 0), 1)), lowest, key)
+    return (key == lowest) & allowed
+
+
+@triton.jit
+def _softmax(logits, among):
+    """Softmax of each row over the columns of the mask `among`, 0 elsewhere."""
+    inside = tl.where(among, logits, float("-inf"))
+    power = tl.exp(inside - _by_row(tl.max(tl.max(inside, 0), 1)))
+    return power * _by_row(1.0 / tl.sum(tl.sum(power, 0), 1))
+
+
+@triton.jit
+def _totals(logits, real, live, column, top_k: tl.constexpr, narrow: tl.constexpr):
+    """Per column, the probability it has in the live rows whose top_k it is in."""
+    member = _best(logits, real, column, top_k, narrow)
+    total = tl.sum(tl.where(member & live, _softmax(logits, real), 0.0), 1)
+    return tl.reshape(total, [total.numel])
+
+
+@triton.jit
+def _coreset(total, column, top_p: tl.constexpr):
+    """Mask of the experts kept: descending total, ties to the lower id, mass ahead < top_p."""
+    bits = total.to(tl.int32, bitcast=True)  # totals are not negative: ordered as their bits
+    ordered = tl.sort(bits, descending=True)
+    sorted_total = ordered.to(tl.float32, bitcast=True)
+    mass = sorted_total / tl.maximum(tl.sum(sorted_total, 0), 1e-9)
+    held = (tl.cumsum(mass, 0) - mass < top_p) | (column == 0)
+    last = tl.min(tl.where(held, ordered, 0x7FFFFFFF), 0)
+    ties = tl.sum(held.to(tl.int32), 0) - tl.sum((bits > last).to(tl.int32), 0)
+    tied = (bits == last).to(tl.int32)
+    return (bits > last) | ((tied > 0) & (tl.cumsum(tied, 0) <= ties))
+
+
+@triton.jit
+def gate(
+    router, kept, expert, share, bits, count, n,
+    experts: tl.constexpr, parts: tl.constexpr, lanes: tl.constexpr, rows: tl.constexpr,
+    stride: tl.constexpr, top_k: tl.constexpr, top_p: tl.constexpr, block: tl.constexpr,
+    narrow: tl.constexpr, words: tl.constexpr,
+):  # fmt: skip
+    """The experts that n <= rows rows use, in ascending id, and the rows' weights. Grid: 1.
+
+    router: rows of `experts` logits, stride apart. Writes expert i32 [count], bits i32 [count,
+    words] (bit r % 32 of word r // 32: row r is routed there), share fp32 [n, experts] (0: not
+    routed), and to kept (None: nobody asks) the size of the coreset. Tiles are [parts, rows, lanes]
+    of parts * lanes >= experts columns: a row then lies in the registers of one warp.
+    """
+    columns: tl.constexpr = parts * lanes
+    every = tl.arange(0, columns)
+    column = _by_column(every, parts, lanes)
+    row = _by_row(tl.arange(0, rows))
+    live = row < n
+    real = column < experts
+    inside = live & real
+    logits = tl.load(router + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    allowed = real
+    size = experts
+    if block:
+        total = _totals(logits, real, live, column, top_k, narrow)
+        core = _coreset(total, every, top_p) & (every < experts)
+        size = tl.sum(core.to(tl.int32), 0)
+        allowed = _by_column(core.to(tl.int32), parts, lanes) > 0
+    if kept is not None:
+        tl.store(kept, size)
+    weight = _softmax(logits, _best(logits, allowed, column, top_k, narrow))
+    tl.store(share + row * experts + column, weight, mask=inside)
+    routed = (weight > 0.0) & live
+    low = tl.reshape(tl.sum(tl.where(routed & (row < 32), 1 << row % 32, 0), 1), [columns])
+    used = low != 0
+    if words == 2:
+        high = tl.reshape(tl.sum(tl.where(routed & (row >= 32), 1 << row % 32, 0), 1), [columns])
+        used = used | (high != 0)
+    one = used.to(tl.int32)
+    entry = tl.cumsum(one, 0) - one
+    tl.store(count, tl.sum(one, 0))
+    tl.store(expert + entry, every, mask=used)
+    tl.store(bits + entry * words, low, mask=used)
+    if words == 2:
+        tl.store(bits + entry * words + 1, high, mask=used)
+
+
+@triton.jit
+def choose(
+    router, kept, share, n,
+    experts: tl.constexpr, parts: tl.constexpr, lanes: tl.constexpr, rows: tl.constexpr,
+    stride: tl.constexpr, top_k: tl.constexpr, top_p: tl.constexpr, block: tl.constexpr,
+    narrow: tl.constexpr,
+):  # fmt: skip
+    """share fp32 [n, experts]: every row's weight of every expert, 0 where not routed.
+
+    Grid: 1 if the rows share a coreset, else cdiv(n, rows); otherwise as `gate`.
+    """
+    columns: tl.constexpr = parts * lanes
+    every = tl.arange(0, columns)
+    column = _by_column(every, parts, lanes)
+    row = _by_row(tl.arange(0, rows))
+    real = column < experts
+    allowed = real
+    size = experts
+    start = tl.program_id(0) * rows
+    stop = start + rows
+    if block:
+        start = 0
+        stop = n
+        total = tl.zeros([columns], tl.float32)
+        for r in range(0, n, rows):
+            at = (r + row).to(tl.int64) * stride + column
+            live = r + row < n
+            logits = tl.load(router + at, mask=live & real, other=0.0).to(tl.float32)
+            total += _totals(logits, real, live, column, top_k, narrow)
+        core = _coreset(total, every, top_p) & (every < experts)
+        size = tl.sum(core.to(tl.int32), 0)
+        allowed = _by_column(core.to(tl.int32), parts, lanes) > 0
+    if kept is not None:
+        tl.store(kept, size, mask=tl.program_id(0) == 0)
+    for r in range(start, stop, rows):
+        at = (r + row).to(tl.int64)
+        inside = (r + row < n) & real
+        logits = tl.load(router + at * stride + column, mask=inside, other=0.0).to(tl.float32)
+        weight = _softmax(logits, _best(logits, allowed, column, top_k, narrow))
+        tl.store(share + at * experts + column, weight, mask=inside)
+
+
+@triton.jit
+def group(
+    share, expert, fill, member, weight, count, n,
+    experts: tl.constexpr, columns: tl.constexpr, rows: tl.constexpr, chunk: tl.constexpr,
+    slots: tl.constexpr, entries: tl.constexpr,
+):  # fmt: skip
+    """Each chunk's rows by expert, in tiles of `slots`; ascending experts, ascending rows.
+
+    share: as `choose` writes it. Per chunk: count i32 [1] tiles, at most `entries`; expert, fill
+    i32 [entries]: whose tile, how many of its slots are taken; member i32 and weight fp32
+    [entries, slots]: the row within the chunk and its weight. Grid: cdiv(n, chunk).
+    """
+    begin = tl.program_id(0).to(tl.int64) * chunk
+    first_entry = tl.program_id(0).to(tl.int64) * entries
+    left = n - begin
+    share += begin * experts
+    expert += first_entry
+    fill += first_entry
+    member += first_entry * slots
+    weight += first_entry * slots
+    row = tl.arange(0, rows)[:, None]
+    column = tl.arange(0, columns)
+    at = row * experts + column[None, :]
+    real = (column < experts)[None, :]
+    taken = tl.zeros([columns], tl.int32)
+    for r in range(0, chunk, rows):
+        value = tl.load(share + r * experts + at, mask=(r + row < left) & real, other=0.0)
+        taken += tl.sum((value > 0.0).to(tl.int32), 0)
+    tiles = (taken + slots - 1) // slots
+    first = tl.cumsum(tiles, 0) - tiles
+    tl.store(count + tl.program_id(0), tl.sum(tiles, 0))
+    for tile in range(chunk // slots):
+        has = tile < tiles
+        tl.store(expert + first + tile, column, mask=has)
+        tl.store(fill + first + tile, tl.minimum(taken - tile * slots, slots), mask=has)
+    next_slot = first * slots
+    for r in range(0, chunk, rows):
+        value = tl.load(share + r * experts + at, mask=(r + row < left) & real, other=0.0)
+        routed = value > 0.0
+        one = routed.to(tl.int32)
+        slot = next_slot[None, :] + tl.cumsum(one, 0) - one
+        tl.store(member + slot, r + row + column[None, :] * 0, mask=routed)
+        tl.store(weight + slot, value, mask=routed)
+        next_slot += tl.sum(one, 0)
+
+
+@triton.jit
+def up(
+    x, shared_gate, gate_up, shared_gate_up, expert, share, fill, member, count, h, n,
+    experts: tl.constexpr, hidden: tl.constexpr, width: tl.constexpr, shared_width: tl.constexpr,
+    widest: tl.constexpr, x_stride: tl.constexpr, gate_stride: tl.constexpr, chunk: tl.constexpr,
+    entries: tl.constexpr, shared_tiles: tl.constexpr, tile: tl.constexpr, slots: tl.constexpr,
+    step: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """h [chunks, shared_tiles + entries, slots, widest] = weight * silu(gate) * up.
+
+    Only slots that hold a row are written. Weights stand on the M side: `tile` gate rows above the
+    `tile` up rows that belong to them. Without `member`, slot r is row r and share is by row and
+    expert; with it, share is by entry and slot. Grid: cdiv(widest, tile), any number of programs
+    among which the entries are dealt, chunks.
+    """
+    block = tl.program_id(2).to(tl.int64)
+    used = shared_tiles + tl.load(count + block)
+    slot = tl.arange(0, slots)
+    k = tl.arange(0, step)
+    line = tl.arange(0, 2 * tile)
+    index = tl.program_id(0) * tile + line % tile
+    column = tl.program_id(0) * tile + tl.arange(0, tile)
+    for entry in range(tl.program_id(1), used, tl.num_programs(1)):
+        shared = entry < shared_tiles
+        routed = entry >= shared_tiles
+        listed = block * entries + entry - shared_tiles
+        which = tl.load(expert + listed, mask=routed, other=0).to(tl.int64)
+        row = block * chunk + entry * slots + slot
+        own = shared & (row < n)
+        opened = tl.load(shared_gate + row * gate_stride, mask=own, other=0.0).to(tl.float32)
+        if member is None:
+            valid = routed & (slot < n)
+            weight = tl.load(share + slot * experts + which, mask=valid, other=0.0)
+            taken = weight > 0.0
+            row = slot.to(tl.int64)
+        else:
+            taken = slot < tl.load(fill + listed, mask=routed, other=0)
+            weight = tl.load(share + listed * slots + slot, mask=taken, other=0.0)
+            mine = tl.load(member + listed * slots + slot, mask=taken, other=0)
+            row = tl.where(shared, row, block * chunk + mine)
+        weight = tl.where(shared, 1.0 / (1.0 + tl.exp(-opened)), weight)
+        live = own | taken
+        wide = tl.where(shared, shared_width, width)
+        base = tl.where(shared, shared_gate_up, gate_up + which * (2 * width * hidden))
+        a_line = tl.where(line < tile, index, wide + index).to(tl.int64)
+        a_at = base + a_line[:, None] * hidden + k[None, :]
+        b_at = x + row[None, :] * x_stride + k[:, None]
+        total = tl.zeros([2 * tile, slots], tl.float32)
+        for start in range(0, hidden, step):
+            if hidden % step or width % tile or shared_width != width:
+                inside = start + k < hidden
+                a_mask = (index < wide)[:, None] & inside[None, :]
+                a = tl.load(a_at + start, mask=a_mask, other=0.0)
+                b = tl.load(b_at + start, mask=live[None, :] & inside[:, None], other=0.0)
+            else:
+                a = tl.load(a_at + start)
+                b = tl.load(b_at + start, mask=live[None, :], other=0.0)
+            total = tl.dot(a, b, total, input_precision=precision)
+        halves = tl.permute(tl.reshape(total, [2, tile, slots]), [1, 2, 0])
+        gated, upper = tl.split(halves)
+        value = gated / (1.0 + tl.exp(-gated)) * upper * weight[None, :]
+        place = (block * (shared_tiles + entries) + entry) * slots + slot
+        at = place[None, :] * widest + column[:, None]
+        inside = live[None, :] & (column < wide)[:, None]
+        tl.store(h + at, value.to(h.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scattered(part, spread, total, precision: tl.constexpr):
+    """total [tile, rows] plus part [tile, slots] at the rows that spread [slots, rows] names.
+
+    A product with a matrix of 0 and 1. 16-bit storage: in two parts, exact to 16 bits together.
+    """
+    if precision == "ieee":
+        total = tl.dot(part, spread.to(tl.float32), total, input_precision=precision)
+    else:
+        high = part.to(tl.bfloat16)
+        low = (part - high.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(high, spread.to(tl.bfloat16), total)
+        total = tl.dot(low, spread.to(tl.bfloat16), total)
+    return total
+
+
+@triton.jit
+def down(
+    h, expert_down, shared_down, expert, fill, member, count, y, n,
+    hidden: tl.constexpr, width: tl.constexpr, shared_width: tl.constexpr, widest: tl.constexpr,
+    rows: tl.constexpr, chunk: tl.constexpr, entries: tl.constexpr, shared_tiles: tl.constexpr,
+    tile: tl.constexpr, slots: tl.constexpr, step: tl.constexpr, words: tl.constexpr,
+    precision: tl.constexpr,
+):  # fmt: skip
+    """y [n, hidden]: the sum of all entries of h times their expert's down matrix, in list order.
+
+    One loop over (entry, k step) keeps the weight stream unbroken from one expert to the next.
+    Without `member`, `fill` holds the bits that `gate` writes and slot r is row r; with it, an
+    entry's slots are scattered to their rows. Grid: cdiv(hidden, tile), 1, chunks.
+    """
+    block = tl.program_id(2).to(tl.int64)
+    used = shared_tiles + tl.load(count + block)
+    slot = tl.arange(0, slots)
+    k = tl.arange(0, step)
+    line = tl.program_id(0) * tile + tl.arange(0, tile)
+    steps: tl.constexpr = (widest + step - 1) // step
+    left = n - block * chunk
+    total = tl.zeros([tile, rows], tl.float32)
+    broken = tl.zeros([tile, rows], tl.float32)
+    # What the list says of a turn is read one turn ahead: the weight stream does not wait for it.
+    which = tl.full((), 0, tl.int32)
+    word = tl.full((), 0, tl.int32)
+    more = tl.full((), 0, tl.int32)
+    for turn in range(0, used * steps):
+        entry = turn // steps
+        column = turn % steps * step + k
+        shared = entry < shared_tiles
+        own = shared & (entry * slots + slot < left)
+        if member is None:
+            taken = (tl.where(slot < 32, word, more) >> slot % 32) & 1 != 0
+        else:
+            taken = slot < word
+        live = own | taken
+        wide = tl.where(shared, shared_width, width)
+        base = tl.where(shared, shared_down, expert_down + which.to(tl.int64) * (hidden * width))
+        a_at = base + line.to(tl.int64)[:, None] * wide + column[None, :]
+        place = (block * (shared_tiles + entries) + entry) * slots + slot
+        b_at = h + place[None, :] * widest + column[:, None]
+        if widest % step or shared_width != width or hidden % tile:
+            inside = column < wide
+            a = tl.load(a_at, mask=(line < hidden)[:, None] & inside[None, :], other=0.0)
+            b = tl.load(b_at, mask=live[None, :] & inside[:, None], other=0.0)
+        else:
+            a = tl.load(a_at)
+            b = tl.load(b_at, mask=live[None, :], other=0.0)
+        if member is None:
+            total = tl.dot(a, b, total, input_precision=precision)
+        else:
+            listed = block * entries + entry - shared_tiles
+            mine = tl.load(member + listed * slots + slot, mask=taken, other=0)
+            target = tl.where(shared, entry * slots + slot, mine)
+            spread = (target[:, None] == tl.arange(0, rows)[None, :]) & live[:, None]
+            part = tl.dot(a, b, input_precision=precision)
+            # 0 times NaN would reach the tile's other rows: what is not finite is only counted.
+            finite = tl.abs(part) < float("inf")
+            total = _scattered(tl.where(finite, part, 0.0), spread, total, precision)
+            wrong = tl.where(finite, 0.0, 1.0).to(h.dtype.element_ty)
+            broken = tl.dot(wrong, spread.to(wrong.dtype), broken, input_precision=precision)
+        following = (turn + 1) // steps
+        is_listed = (following >= shared_tiles) & (following < used)
+        listed = block * entries + following - shared_tiles
+        which = tl.load(expert + listed, mask=is_listed, other=0)
+        word = tl.load(fill + listed * words, mask=is_listed, other=0)
+        if words == 2:
+            more = tl.load(fill + listed * words + 1, mask=is_listed, other=0)
+    if member is not None:
+        total = tl.where(broken > 0.0, float("nan"), total)
+    row = block * chunk + tl.arange(0, rows)
+    inside = (row < n)[None, :] & (line < hidden)[:, None]
+    at = row[None, :] * hidden + line[:, None]
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)

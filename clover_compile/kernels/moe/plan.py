@@ -1,0 +1,210 @@
+"""Launch plan of clover::moe."""
+
+from __future__ import annotations
+
+from clover_compile.kernels.architecture import shared_limit
+from clover_compile.kernels.budget import MATRIX, Budget
+from clover_compile.kernels.call import Call, UnplannedCall
+from clover_compile.kernels.plans import power_of_two
+from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, Size, Variant
+
+BUDGETS = {
+    "gate": Budget(registers=128),
+    "choose": Budget(registers=128),
+    "group": Budget(registers=160),
+    "up": Budget(registers=255, required={90: MATRIX[90]}),
+    # 16 rows of the result per program, so that one GPU's programs all have some: too few for the
+    # warp-group instructions. The weights set the pace here, not the products.
+    "down": Budget(registers=255, required={90: "HMMA"}),
+}
+
+MODULE = "clover_compile.kernels.moe.kernel"
+
+BLOCKS = (16, 32, 64)
+"""Most rows of the variants whose rows are masked, not sorted by expert."""
+
+CHUNK, SLOTS = 256, 16
+"""Longer calls: rows that share a pass over the weights, and rows of one tile of an expert."""
+
+GATE_ROWS, GROUP_ROWS = 32, 16
+"""Rows a program of `choose` holds at a time, and one of `group`."""
+
+SPREAD = 64
+"""Programs along the list of entries: more entries share them, fewer leave some idle."""
+
+UP_TILE, UP_STEP = 32, 128
+DOWN_TILE, DOWN_STEP = 16, 256
+
+SCATTER_BYTES = 16384
+"""Shared memory that scattering a tile's rows takes beside the pipeline's buffers."""
+
+Constants = dict[str, int | float | bool | str | None]
+
+
+def read(call: Call, kept: int) -> dict[str, float]:
+    """Share of the expert weights that a call must read if its rows use `kept` experts.
+
+    For `read` of kernels.budget.byte_floor: bytes of experts nobody uses need not be moved.
+    """
+    share = kept / call.dim("gate_up", 0)
+    return {"gate_up": share, "down": share}
+
+
+def plan(call: Call) -> Plan:
+    """Three launches for at most 64 rows; four for more."""
+    x = call.array("x")
+    outputs = {"y": Operand(x.dtype, x.shape)}
+    if "kept" in call.outputs:
+        outputs["kept"] = Operand("i32", (1,))
+    if "y" not in call.outputs:
+        raise UnplannedCall("moe: y is always computed")
+    variants = [_block(call, rows) for rows in BLOCKS] + [_prompt(call)]
+    return Plan(call.op, dict(call.arrays), outputs, tuple(variants))
+
+
+def _routing(call: Call, arguments: dict[str, str]) -> Constants:
+    """Constants of `gate` and `choose`; adds what they read and write in common."""
+    experts = call.dim("router", 2)
+    arguments |= {"router": "router", "share": "share"}
+    columns = max(16, power_of_two(experts))
+    lanes = min(32, columns)
+    made: Constants = {
+        "experts": experts, "parts": columns // lanes, "lanes": lanes,
+        "stride": call.stride("router"),
+        "top_k": call.scalars["top_k"], "top_p": float(call.scalars["top_p"]),
+        "block": bool(call.scalars["block"]), "narrow": call.array("router").dtype == "bf16",
+    }  # fmt: skip
+    if "kept" in call.outputs:
+        arguments["kept"] = "kept"
+    else:
+        made["kept"] = None
+    return made
+
+
+def _widths(call: Call) -> dict[str, int]:
+    width, shared = call.dim("down", 2), call.dim("shared_down", 1)
+    return {
+        "hidden": call.dim("x", 2), "width": width, "shared_width": shared,
+        "widest": max(width, shared),
+    }  # fmt: skip
+
+
+def _block(call: Call, rows: int) -> Variant:
+    """n <= rows: an expert's rows are the block's, masked; its weights are read once."""
+    experts, top_k = call.dim("router", 2), call.scalars["top_k"]
+    words = -(-rows // 32)
+    listed: Size = f"min({experts}, n * {top_k})"
+    arguments = {"expert": "expert", "bits": "bits", "count": "count"}
+    constants = {**_routing(call, arguments), "rows": rows, "words": words}
+    first = Launch(
+        f"{MODULE}:gate", (1, 1, 1), arguments, constants, {"n": "n"},
+        warps=8 if rows < 64 else 16, stages=1,
+    )  # fmt: skip
+    shape: Constants = {"chunk": rows, "entries": 0, "shared_tiles": 1, "member": None}
+    programs = f"min({SPREAD}, {listed} + 1)"
+    up = _up(call, {**shape, "fill": None}, rows, {"share": "share"}, programs, 1)
+    down = _down(call, {**shape, "words": words, "rows": rows}, rows, {"fill": "bits"}, 1)
+    widest = _widths(call)["widest"]
+    workspace = {
+        "expert": Operand("i32", (listed,)), "share": Operand("fp32", ("n", experts)),
+        "bits": Operand("i32", (listed, words)), "count": Operand("i32", (1,)),
+        "h": Operand(call.array("x").dtype, (f"{listed} + 1", rows, widest)),
+    }  # fmt: skip
+    return Variant(f"n <= {rows}", (first, up, down), workspace)
+
+
+def _prompt(call: Call) -> Variant:
+    """Any n: every chunk sorts its rows by expert."""
+    experts, top_k = call.dim("router", 2), call.scalars["top_k"]
+    chunks: Size = f"cdiv(n, {CHUNK})"
+    # Every expert fills its tiles but the last.
+    entries = experts + CHUNK * top_k // SLOTS
+    arguments: dict[str, str] = {}
+    constants = {**_routing(call, arguments), "rows": GATE_ROWS}
+    programs: Size = 1 if call.scalars["block"] else f"cdiv(n, {GATE_ROWS})"
+    choose = Launch(
+        f"{MODULE}:choose", (programs, 1, 1), arguments, constants, {"n": "n"}, warps=8, stages=1
+    )
+    written = ("share", "expert", "fill", "member", "weight", "count")
+    group = Launch(
+        f"{MODULE}:group", (chunks, 1, 1), {name: name for name in written},
+        {
+            "experts": experts, "columns": max(16, power_of_two(experts)), "rows": GROUP_ROWS,
+            "chunk": CHUNK, "slots": SLOTS, "entries": entries,
+        },
+        {"n": "n"}, warps=8, stages=1,
+    )  # fmt: skip
+    shared_tiles = CHUNK // SLOTS
+    shape: Constants = {"chunk": CHUNK, "entries": entries, "shared_tiles": shared_tiles}
+    lists = {"fill": "fill", "member": "member"}
+    spread = min(SPREAD, entries + shared_tiles)
+    up = _up(call, shape, SLOTS, {"share": "weight", **lists}, spread, chunks)
+    down = _down(call, {**shape, "words": 1, "rows": CHUNK}, SLOTS, lists, chunks)
+    widest = _widths(call)["widest"]
+    workspace = {
+        "share": Operand("fp32", ("n", experts)), "expert": Operand("i32", (chunks, entries)),
+        "fill": Operand("i32", (chunks, entries)), "count": Operand("i32", (chunks,)),
+        "member": Operand("i32", (chunks, entries, SLOTS)),
+        "weight": Operand("fp32", (chunks, entries, SLOTS)),
+        "h": Operand(call.array("x").dtype, (chunks, shared_tiles + entries, SLOTS, widest)),
+    }  # fmt: skip
+    return Variant("1", (choose, group, up, down), workspace)
+
+
+def _stages(call: Call, elements: int, most: int, asynchronous: bool, other: int = 0) -> int:
+    """As many pipeline stages as fit, each a buffer of so many elements.
+
+    One buffer less than stages is needed where products wait for their operands (not asynchronous:
+    wgmma, tcgen05). other: bytes of shared memory to leave.
+    """
+    each = elements * ITEMSIZE[call.array("x").dtype]
+    buffers = (shared_limit(call.capability) - other) // each
+    return max(2, min(most, buffers if asynchronous else buffers + 1))
+
+
+def _precision(call: Call) -> str:
+    """For dots of fp32 operands, which stand in the interpreter alone."""
+    return "ieee" if call.array("x").dtype == "fp32" else "tf32"
+
+
+def _up(
+    call: Call, shape: Constants, slots: int, arguments: dict[str, str], programs: Size,
+    chunks: Size,
+) -> Launch:  # fmt: skip
+    widths = _widths(call)
+    tile = min(UP_TILE, max(16, power_of_two(widths["widest"])))
+    step = min(UP_STEP, max(16, power_of_two(widths["hidden"])))
+    constants: Constants = {
+        **shape, **widths, "slots": slots, "experts": call.dim("router", 2),
+        "x_stride": call.stride("x"), "gate_stride": call.stride("shared_gate"),
+        "tile": tile, "step": step, "precision": _precision(call),
+    }  # fmt: skip
+    asynchronous = call.capability in (90, 100)
+    names = ("x", "shared_gate", "gate_up", "shared_gate_up", "expert", "count", "h")
+    return Launch(
+        f"{MODULE}:up", (-(-widths["widest"] // tile), programs, chunks),
+        {**{name: name for name in names}, **arguments}, constants, {"n": "n"},
+        warps=4 if asynchronous or slots < 64 else 8,
+        stages=_stages(call, (2 * tile + slots) * step, 4, asynchronous),
+    )  # fmt: skip
+
+
+def _down(
+    call: Call, shape: Constants, slots: int, arguments: dict[str, str], chunks: Size
+) -> Launch:  # fmt: skip
+    widths = _widths(call)
+    step = min(DOWN_STEP, max(16, power_of_two(widths["widest"])))
+    constants: Constants = {
+        **shape, **widths, "slots": slots, "tile": DOWN_TILE, "step": step,
+        "precision": _precision(call),
+    }  # fmt: skip
+    names = ("h", "shared_down", "expert", "count", "y")
+    scatters = "member" in arguments
+    return Launch(
+        f"{MODULE}:down", (-(-widths["hidden"] // DOWN_TILE), 1, chunks),
+        {**{name: name for name in names}, "expert_down": "down", **arguments}, constants,
+        {"n": "n"}, warps=4,
+        stages=_stages(
+            call, (DOWN_TILE + slots) * step, 9, False, SCATTER_BYTES if scatters else 0
+        ),
+    )  # fmt: skip
