@@ -30,12 +30,16 @@ def _normed(
     """
     channel = tl.arange(0, columns)
     valid = inside[:, None] & (channel < dim)[None, :]
-    still = tl.load(source + at[:, None] + channel[None, :], mask=valid, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(still * still, 1) / dim + eps)
+    own = tl.load(source + at[:, None] + channel[None, :], mask=valid, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(own * own, 1) / dim + eps)
+    # Loaded again rather than kept: barriers hold loads back until there are registers for them.
+    tl.debug_barrier()
     rests = (channel >= 2 * half) & (channel < dim)
+    valid = inside[:, None] & rests[None, :]
+    still = tl.load(source + at[:, None] + channel[None, :], mask=valid, other=0.0).to(tl.float32)
     weight = tl.load(factor + channel, mask=rests, other=0.0).to(tl.float32)
-    still = tl.where(rests[None, :], still * scale[:, None] * weight[None, :], 0.0)
-
+    still = (still * scale[:, None] * weight[None, :]).to(source.dtype.element_ty)
+    tl.debug_barrier()
     channel = tl.arange(0, turning)
     turns = channel < 2 * half
     partner = (channel + half) % (2 * half)
@@ -49,21 +53,25 @@ def _normed(
     sine = tl.load(sin + row[:, None] * sin_stride + angle, mask=valid, other=0.0)
     sine = tl.where((channel < half)[None, :], -sine, sine)
     turned = (own * cosine + other * sine) * scale[:, None]
-    return still.to(source.dtype.element_ty), turned.to(source.dtype.element_ty)
+    return still, turned.to(source.dtype.element_ty)
 
 
 @triton.jit
 def _step(q, turned_q, k, turned_k, v, seen, top, mass, total, scale: tl.constexpr,
           precision: tl.constexpr):  # fmt: skip
-    """Takes one tile of keys [tile, columns] into the running maximum, mass and weighted sum."""
-    scores = tl.dot(q, tl.trans(k), input_precision=precision)
-    scores = tl.dot(turned_q, tl.trans(turned_k), scores, input_precision=precision) * scale
+    """Takes a tile of keys and values [tile, columns] into maximum, mass and weighted sum
+    [columns, queries]. Keys stand on the M side: there warp groups read them from shared memory,
+    while queries computed here would have to stay in registers beside the sum."""
+    scores = tl.dot(k, tl.trans(q), input_precision=precision)
+    scores = tl.dot(turned_k, tl.trans(turned_q), scores, input_precision=precision) * scale
     scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 1))
+    higher = tl.maximum(top, tl.max(scores, 0))
     keep = tl.exp2(top - higher)
-    share = tl.exp2(scores - higher[:, None])
-    mass = mass * keep + tl.sum(share, 1)
-    total = tl.dot(share.to(v.dtype), v, total * keep[:, None], input_precision=precision)
+    share = tl.exp2(scores - higher[None, :])
+    mass = mass * keep + tl.sum(share, 0)
+    total = tl.dot(
+        tl.trans(v), share.to(v.dtype), total * keep[None, :], input_precision=precision
+    )
     return higher, mass, total
 
 
@@ -94,7 +102,7 @@ def _attend(
     )  # fmt: skip
     top = tl.full([tile_q], float("-inf"), dtype=tl.float32)
     mass = tl.zeros([tile_q], dtype=tl.float32)
-    total = tl.zeros([tile_q, columns], dtype=tl.float32)
+    total = tl.zeros([columns, tile_q], dtype=tl.float32)
     key = tl.arange(0, tile_k)
     old_k = k_prefix + first.to(tl.int64) * k_prefix_stride + head * dim
     old_v = v_prefix + first.to(tl.int64) * v_prefix_stride + head * dim
@@ -107,7 +115,7 @@ def _attend(
         turned_keys = tl.load(old_k + k_at + wheel[None, :], mask=turned, other=0.0)
         values = tl.load(old_v + v_at + channel[None, :], mask=loaded, other=0.0)
         top, mass, total = _step(
-            q, turned_q, keys, turned_keys, values, valid[None, :], top, mass, total,
+            q, turned_q, keys, turned_keys, values, valid[:, None], top, mass, total,
             scale, precision,
         )  # fmt: skip
         old_k += tile_k * k_prefix_stride
@@ -133,9 +141,9 @@ def _attend(
             tl.store(new_k + to + wheel[None, :], turned_keys, mask=turned)
         if new_v is not None:
             tl.store(new_v + to + channel[None, :], values, mask=whole)
-        seen = valid[None, :]
+        seen = valid[:, None]
         if causal:
-            seen = seen & (key_row[None, :] <= row[:, None])
+            seen = seen & (key_row[:, None] <= row[None, :])
         top, mass, total = _step(
             q, turned_q, keys, turned_keys, values, seen, top, mass, total, scale, precision
         )
@@ -178,15 +186,14 @@ def attend(
         k_prefix_stride, v_prefix_stride, cos_stride, sin_stride,
         eps, scale, causal, columns, turning, tile_q, tile_k, tile_b, precision,
     )  # fmt: skip
-    channel = tl.arange(0, columns)
-    stored = (row < rows)[:, None] & (channel < dim)[None, :]
-    at = (head * group + member)[:, None] * dim + channel[None, :]
-    gates = query_gate + row.to(tl.int64)[:, None] * query_stride + at + dim
-    gates += ((head * group + member) * dim)[:, None]
-    gate = tl.load(gates, mask=stored, other=0.0).to(tl.float32)
-    out = total / mass[:, None] / (1.0 + tl.exp(-gate))
-    width: tl.constexpr = heads_kv * group * dim
-    tl.store(y + row.to(tl.int64)[:, None] * width + at, out.to(y.dtype.element_ty), mask=stored)
+    channel = tl.arange(0, columns)[:, None]
+    stored = (row < rows)[None, :] & (channel < dim)
+    query = head * group + member
+    gates = row.to(tl.int64) * query_stride + (2 * query + 1) * dim
+    gate = tl.load(query_gate + gates[None, :] + channel, mask=stored, other=0.0).to(tl.float32)
+    out = total / mass[None, :] / (1.0 + tl.exp(-gate))
+    to = (row.to(tl.int64) * heads_kv * group + query) * dim
+    tl.store(y + to[None, :] + channel, out.to(y.dtype.element_ty), mask=stored)
 
 
 @triton.jit
@@ -228,12 +235,11 @@ def attend_part(
         k_prefix_stride, v_prefix_stride, cos_stride, sin_stride,
         eps, scale, causal, columns, turning, tile_q, tile_k, tile_b, precision,
     )  # fmt: skip
-    channel = tl.arange(0, columns)
+    channel = tl.arange(0, columns)[:, None]
     inside = row < rows
     at = (split * heads_kv + head) * rows * group + row * group + member
-    stored = inside[:, None] & (channel < dim)[None, :]
-    to = part + at.to(tl.int64)[:, None] * dim + channel[None, :]
-    tl.store(to, total / mass[:, None], mask=stored)
+    to = part + (at.to(tl.int64) * dim)[None, :] + channel
+    tl.store(to, total / mass[None, :], mask=inside[None, :] & (channel < dim))
     tl.store(weight + at, top + tl.log2(mass), mask=inside)
 
 

@@ -18,8 +18,9 @@ BUDGETS = {
     "merge": Budget(registers=64),
 }
 
-SHORT = {8: 64, 16: 32, 32: 16, 64: 8}
-"""Rows at most -> splits of the prefix: times query tiles and key heads about 128 programs."""
+SHORT = {2: (16, 64), 8: (32, 32), 16: (64, 32), 32: (64, 16), 64: (64, 8)}
+"""Rows at most -> folded rows of a query tile, splits of the prefix. With the released model's two
+groups of eight heads: about 128 programs, while more splits would write more parts than keys."""
 
 UNIT, CHUNK = 128, 8
 """Prefix rows a split is a multiple of; parts that `merge` takes at once."""
@@ -38,14 +39,15 @@ class Tiles:
     stages: int
 
 
-def tiles(capability: int, rows: int | None) -> Tiles:
-    """The tiles for blocks of at most `rows`; None: of a prompt.
+def tiles(capability: int, query: int) -> Tiles:
+    """The tiles for query tiles of `query` folded rows, which only Hopper and Blackwell's data
+    centre parts hold: products of mma.sync keep their operands in registers, where 32 rows fit.
 
-    A stage holds a tile of keys and one of values; where a block may use 99 KB of shared memory
-    two stages beside the queries leave room for 32 rows of each.
+    A stage holds 32 keys and values of the prefix, 36 KB with the released model's heads: three
+    stages fit into the 99 KB a block may use everywhere. Eight warps and 32 keys are what leaves
+    sum, keys and angles in registers.
     """
-    keys = 64 if capability in (80, 90, 100) else 32
-    return Tiles(64, keys, min(32, max(16, rows or 32)), 4, 2)
+    return Tiles(query if capability in (90, 100) else min(query, 32), 32, 32, 8, 3)
 
 
 def plan(call: Call) -> Plan:
@@ -59,7 +61,7 @@ def plan(call: Call) -> Plan:
     for name in call.outputs & {"new_k", "new_v"}:
         outputs[name] = Operand(query.dtype, (1, rows, heads_kv, dim))
     whole = _whole(call, heads // heads_kv)
-    variants = [_short(call, heads // heads_kv, *pair) for pair in SHORT.items()]
+    variants = [_short(call, heads // heads_kv, most) for most in SHORT]
     return Plan(call.op, dict(call.arrays), outputs, (*variants, Variant("1", (whole,))))
 
 
@@ -89,7 +91,7 @@ def _inputs(call: Call) -> tuple[dict[str, str], Constants]:
 
 
 def _whole(call: Call, group: int) -> Launch:
-    tile, rows = tiles(call.capability, None), call.array("k").shape[1]
+    tile, rows = tiles(call.capability, 64), call.array("k").shape[1]
     arguments, absent = _inputs(call)
     return Launch(
         f"{KERNELS}:attend",
@@ -99,8 +101,9 @@ def _whole(call: Call, group: int) -> Launch:
     )  # fmt: skip
 
 
-def _short(call: Call, group: int, most: int, splits: int) -> Variant:
-    tile, rows = tiles(call.capability, most), call.array("k").shape[1]
+def _short(call: Call, group: int, most: int) -> Variant:
+    query, splits = SHORT[most]
+    tile, rows = tiles(call.capability, query), call.array("k").shape[1]
     prefix, heads_kv = call.array("k_prefix").shape[1], call.dim("k_prefix", 2)
     parts, folded = f"1 + min({splits}, cdiv({prefix}, {UNIT}))", f"{rows} * {group}"
     constants = _constants(call, group, tile)
