@@ -248,32 +248,36 @@ def merge(
     part, weight, query_gate, length, y, rows,
     heads_kv: tl.constexpr, group: tl.constexpr, dim: tl.constexpr, query_stride: tl.constexpr,
     columns: tl.constexpr, splits: tl.constexpr, unit: tl.constexpr,
-    parts: tl.constexpr, chunk: tl.constexpr,
+    taken: tl.constexpr, parts: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """y = the parts that `attend_part` wrote, weighted and gated; part and weight are described
-    there. parts: power of two > splits; chunk: parts taken at once. Grid: heads, rows."""
-    query, row = tl.program_id(0), tl.program_id(1)
+    there. taken: folded rows per program; parts: power of two > splits; chunk: parts taken at once.
+    Grid: cdiv(rows * group, taken), key heads."""
+    head = tl.program_id(1)
     share, used = _sizes(tl.load(length), splits, unit)
+    folded = tl.program_id(0) * taken + tl.arange(0, taken)
+    inside = folded < rows * group
+    # Past the end the last row is merged once more and not stored.
+    folded = tl.minimum(folded, rows * group - 1)
     channel = tl.arange(0, columns)
     held = channel < dim
-    apart = heads_kv * rows * group
-    at = (query // group * rows + row) * group + query % group
-    index = tl.arange(0, parts)
-    logs = tl.load(weight + at + index * apart, mask=index <= used, other=float("-inf"))
+    at, apart = head * rows * group + folded, heads_kv * rows * group
+    index = tl.arange(0, parts)[:, None]
+    logs = tl.load(weight + at[None, :] + index * apart, mask=index <= used, other=float("-inf"))
     top = tl.max(logs, 0)
-    mass = tl.sum(tl.exp2(logs - top), 0)
-    total = tl.zeros([columns], dtype=tl.float32)
+    mass = tl.sum(tl.exp2(logs - top[None, :]), 0)
+    total = tl.zeros([taken, columns], dtype=tl.float32)
     for start in range(0, used + 1, chunk):
-        some = start + tl.arange(0, chunk)
-        taken = some <= used
-        place = at + some * apart
-        log = tl.load(weight + place, mask=taken, other=float("-inf"))
-        mask = taken[:, None] & held[None, :]
-        from_part = part + place.to(tl.int64)[:, None] * dim + channel[None, :]
+        some = start + tl.arange(0, chunk)[:, None]
+        place = at[None, :] + some * apart
+        log = tl.load(weight + place, mask=some <= used, other=float("-inf"))
+        mask = (some <= used)[:, :, None] & held[None, None, :]
+        from_part = part + place.to(tl.int64)[:, :, None] * dim + channel[None, None, :]
         values = tl.load(from_part, mask=mask, other=0.0)
-        total += tl.sum(values * tl.exp2(log - top)[:, None], 0)
-    gates = query_gate + row.to(tl.int64) * query_stride + (2 * query + 1) * dim
-    gate = tl.load(gates + channel, mask=held, other=0.0).to(tl.float32)
-    out = total / mass / (1.0 + tl.exp(-gate))
-    to = y + (row.to(tl.int64) * heads_kv * group + query) * dim + channel
-    tl.store(to, out.to(y.dtype.element_ty), mask=held)
+        total += tl.sum(values * tl.exp2(log - top[None, :])[:, :, None], 0)
+    row, query = (folded // group).to(tl.int64), head * group + folded % group
+    gates = (row * query_stride + (2 * query + 1) * dim)[:, None] + channel[None, :]
+    gate = tl.load(query_gate + gates, mask=held[None, :], other=0.0).to(tl.float32)
+    out = total / mass[:, None] / (1.0 + tl.exp(-gate))
+    to = y + ((row * heads_kv * group + query) * dim)[:, None] + channel[None, :]
+    tl.store(to, out.to(y.dtype.element_ty), mask=inside[:, None] & held[None, :])

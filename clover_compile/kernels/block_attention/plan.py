@@ -15,15 +15,16 @@ KERNELS = "clover_compile.kernels.block_attention.kernel"
 BUDGETS = {
     "attend": Budget(registers=255, required=MATRIX),
     "attend_part": Budget(registers=255, required=MATRIX),
-    "merge": Budget(registers=64),
+    "merge": Budget(registers=96),
 }
 
-SHORT = {2: (16, 64), 8: (32, 32), 16: (64, 32), 32: (64, 16), 64: (64, 8)}
-"""Rows at most -> folded rows of a query tile, splits of the prefix. With the released model's two
-groups of eight heads: about 128 programs, while more splits would write more parts than keys."""
+SHORT = {2: (16, 64, 1), 8: (32, 32, 2), 16: (64, 32, 2), 32: (64, 16, 4), 64: (64, 8, 8)}
+"""Rows at most -> folded rows of a query tile, splits of the prefix, folded rows merged at once.
+With the released model's two groups of eight heads each launch has about 128 programs; more splits
+would write more parts than there are keys."""
 
-UNIT, CHUNK = 128, 8
-"""Prefix rows a split is a multiple of; parts that `merge` takes at once."""
+UNIT = 128
+"""Prefix rows a split is a multiple of."""
 
 Constants = dict[str, int | float | bool | str | None]
 
@@ -102,7 +103,7 @@ def _whole(call: Call, group: int) -> Launch:
 
 
 def _short(call: Call, group: int, most: int) -> Variant:
-    query, splits = SHORT[most]
+    query, splits, taken = SHORT[most]
     tile, rows = tiles(call.capability, query), call.array("k").shape[1]
     prefix, heads_kv = call.array("k_prefix").shape[1], call.dim("k_prefix", 2)
     parts, folded = f"1 + min({splits}, cdiv({prefix}, {UNIT}))", f"{rows} * {group}"
@@ -115,13 +116,12 @@ def _short(call: Call, group: int, most: int) -> Variant:
         {**arguments, "part": "part", "weight": "weight"}, {**constants, **absent, **split},
         {"rows": rows}, tile.warps, tile.stages,
     )  # fmt: skip
-    shared = ("heads_kv", "group", "dim", "query_stride", "columns")
     merge = Launch(
-        f"{KERNELS}:merge", (heads_kv * group, rows, 1),
+        f"{KERNELS}:merge", (f"cdiv({folded}, {taken})", heads_kv, 1),
         {x: x for x in ("part", "weight", "query_gate", "length", "y")},
-        {x: constants[x] for x in shared} | split
-        | {"parts": power_of_two(splits + 1), "chunk": CHUNK},
-        {"rows": rows}, warps=2, stages=2,
+        {x: constants[x] for x in ("heads_kv", "group", "dim", "query_stride", "columns")} | split
+        | {"taken": taken, "parts": power_of_two(splits + 1), "chunk": 16 // taken},
+        {"rows": rows}, warps=4, stages=2,
     )  # fmt: skip
     workspace = {
         "part": Operand("fp32", (parts, heads_kv, folded, dim)),
