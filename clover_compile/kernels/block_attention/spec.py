@@ -75,7 +75,7 @@ def cases() -> Iterator[Case]:
 SPEC = FusedOp(
     "block_attention",
     block_attention,
-    ("y", "k", "v"),
+    ("y", "new_k", "new_v"),
     cases,
     onnx="clover_compile.kernels.block_attention.onnx_function:function",
     plan="clover_compile.kernels.block_attention.plan:plan",
