@@ -71,9 +71,9 @@ def test_experts_hold_most_of_a_large_checkpoint(size: str) -> None:
 
 def test_the_work_counts_every_byte_once(checkpoint: Checkpoint) -> None:
     c, shapes = checkpoint.config, {n: checkpoint.shape(n) for n in checkpoint.names}
-    every = [np.eye(c.num_experts)] * c.num_hidden_layers
+    every = [30 * np.eye(c.num_experts)] * c.num_hidden_layers
     need = work(c, shapes, preview=True, rows=8, prefix=0, keep=8, routers=every)
-    # Eight rows with eight favourites hit every expert, so all is read but what previews leave.
+    # Each row is sure of another expert: even the last lies within the coreset's mass, 7/8 < 0.9.
     left = [s for n, s in shapes.items() if "embed_tokens" in n or "in_proj_b" in n]
     state = c.linear_num_value_heads * c.linear_key_head_dim * c.linear_value_head_dim
     state += (c.linear_conv_kernel_dim - 1) * c.conv_dim
