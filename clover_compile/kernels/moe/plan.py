@@ -9,8 +9,8 @@ from clover_compile.kernels.plans import power_of_two
 from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, Size, Variant
 
 BUDGETS = {
-    "gate": Budget(registers=255),
-    "group": Budget(registers=160),
+    "gate": Budget(registers=128),
+    "group": Budget(registers=200),
     "up": Budget(registers=255, required={90: MATRIX[90]}),
     # 16 rows of the result per program, so that one GPU's programs all have some: too few for the
     # warp-group instructions. The weights set the pace here, not the products.
@@ -77,7 +77,7 @@ def _gate(call: Call, rows: int, programs: Size, words: int) -> Launch:
     arguments = {name: name for name, is_there in there.items() if is_there}
     constants |= {name: None for name, is_there in there.items() if not is_there}
     return Launch(
-        f"{MODULE}:gate", (programs, 1, 1), arguments, constants, {"n": "n"}, warps=8, stages=1
+        f"{MODULE}:gate", (programs, 1, 1), arguments, constants, {"n": "n"}, warps=16, stages=1
     )
 
 
@@ -194,7 +194,7 @@ def _down(
     return Launch(
         f"{MODULE}:down", (-(-widths["hidden"] // DOWN_TILE), 1, chunks),
         {**{name: name for name in names}, "expert_down": "down", **arguments}, constants,
-        {"n": "n"}, warps=4,
+        {"n": "n"}, warps=8 if scatters else 4,
         stages=_stages(
             call, (DOWN_TILE + slots) * step, 9, False, SCATTER_BYTES if scatters else 0
         ),
