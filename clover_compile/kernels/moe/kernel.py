@@ -1,9 +1,9 @@
 """Routing in a block coreset, grouped SwiGLU experts and the shared expert.
 
 At most 64 rows: `gate`, `up`, `down`; every expert in use is one entry of a list, and its rows are
-the block's own, masked. More rows: `choose`, `group`, `up`, `down`; each chunk of rows has a list
-of its own whose entries are tiles of an expert's rows, and `down` scatters them back. The list
-starts with the shared expert's tiles. An entry's activations are scaled by the rows' weights before
+the block's own, masked. More rows: `gate`, `group`, `up`, `down`; each chunk of rows has a list of
+its own whose entries are tiles of an expert's rows, and `down` scatters them back. The list starts
+with the shared expert's tiles. An entry's activations are scaled by the rows' weights before
 they are rounded, so that `down` is one long sum over entries in the order of the list.
 """
 
@@ -15,12 +15,6 @@ import triton.language as tl
 def _by_row(values):
     """[rows] against [parts, rows, lanes]."""
     return tl.expand_dims(tl.expand_dims(values, 1), 0)
-
-
-@triton.jit
-def _by_column(values, parts: tl.constexpr, lanes: tl.constexpr):
-    """[columns] against [parts, rows, lanes]."""
-    return tl.expand_dims(tl.reshape(values, [parts, lanes]), 1)
 
 
 @triton.jit
@@ -54,114 +48,97 @@ def _softmax(logits, among):
 
 @triton.jit
 def _totals(logits, real, live, column, top_k: tl.constexpr, narrow: tl.constexpr):
-    """Per column, the probability it has in the live rows whose top_k it is in."""
+    """[parts, lanes]: the probability each expert has in the live rows whose top_k it is in."""
     member = _best(logits, real, column, top_k, narrow)
-    total = tl.sum(tl.where(member & live, _softmax(logits, real), 0.0), 1)
-    return tl.reshape(total, [total.numel])
+    return tl.sum(tl.where(member & live, _softmax(logits, real), 0.0), 1)
 
 
 @triton.jit
-def _coreset(total, column, top_p: tl.constexpr):
-    """Mask of the experts kept: descending total, ties to the lower id, mass ahead < top_p."""
-    bits = total.to(tl.int32, bitcast=True)  # totals are not negative: ordered as their bits
-    ordered = tl.sort(bits, descending=True)
-    sorted_total = ordered.to(tl.float32, bitcast=True)
-    mass = sorted_total / tl.maximum(tl.sum(sorted_total, 0), 1e-9)
-    held = (tl.cumsum(mass, 0) - mass < top_p) | (column == 0)
-    last = tl.min(tl.where(held, ordered, 0x7FFFFFFF), 0)
-    ties = tl.sum(held.to(tl.int32), 0) - tl.sum((bits > last).to(tl.int32), 0)
-    tied = (bits == last).to(tl.int32)
-    return (bits > last) | ((tied > 0) & (tl.cumsum(tied, 0) <= ties))
+def _coreset(total, top_p: tl.constexpr, parts: tl.constexpr, lanes: tl.constexpr):
+    """Mask [parts, lanes] of experts kept: descending total, ties to the lower id, mass ahead <
+    top_p.
+
+    Every expert adds up the mass of those ahead of it, `lanes` at a time: nothing is sorted.
+    """
+    lane = tl.arange(0, lanes)
+    part = tl.arange(0, parts)[:, None]
+    column = part * lanes + lane[None, :]
+    scale = 1.0 / tl.maximum(tl.sum(tl.sum(total, 0), 0), 1e-9)
+    ahead = tl.zeros([parts, lanes, lanes], tl.float32)
+    mine = tl.expand_dims(total, 1)
+    for p in range(parts):
+        other = _by_row(tl.sum(tl.where(part == p, total, 0.0), 0))
+        lower = _by_row(p * lanes + lane) < tl.expand_dims(column, 1)
+        before = (other > mine) | ((other == mine) & lower)
+        ahead += tl.where(before, other * scale, 0.0)
+    top = tl.max(tl.max(total, 0), 0)
+    first = tl.min(tl.min(tl.where(total == top, column, 2147483647), 0), 0)
+    return (tl.sum(ahead, 1) < top_p) | (column == first)
 
 
 @triton.jit
 def gate(
-    router, kept, expert, share, bits, count, n,
+    router, kept, share, expert, bits, count, n,
     experts: tl.constexpr, parts: tl.constexpr, lanes: tl.constexpr, rows: tl.constexpr,
     stride: tl.constexpr, top_k: tl.constexpr, top_p: tl.constexpr, block: tl.constexpr,
     narrow: tl.constexpr, words: tl.constexpr,
 ):  # fmt: skip
-    """The experts that n <= rows rows use, in ascending id, and the rows' weights. Grid: 1.
-
-    router: rows of `experts` logits, stride apart. Writes expert i32 [count], bits i32 [count,
-    words] (bit r % 32 of word r // 32: row r is routed there), share fp32 [n, experts] (0: not
-    routed), and to kept (None: nobody asks) the size of the coreset. Tiles are [parts, rows, lanes]
-    of parts * lanes >= experts columns: a row then lies in the registers of one warp.
-    """
-    columns: tl.constexpr = parts * lanes
-    every = tl.arange(0, columns)
-    column = _by_column(every, parts, lanes)
-    row = _by_row(tl.arange(0, rows))
-    live = row < n
-    real = column < experts
-    inside = live & real
-    logits = tl.load(router + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    allowed = real
-    size = experts
-    if block:
-        total = _totals(logits, real, live, column, top_k, narrow)
-        core = _coreset(total, every, top_p) & (every < experts)
-        size = tl.sum(core.to(tl.int32), 0)
-        allowed = _by_column(core.to(tl.int32), parts, lanes) > 0
-    if kept is not None:
-        tl.store(kept, size)
-    weight = _softmax(logits, _best(logits, allowed, column, top_k, narrow))
-    tl.store(share + row * experts + column, weight, mask=inside)
-    routed = (weight > 0.0) & live
-    low = tl.reshape(tl.sum(tl.where(routed & (row < 32), 1 << row % 32, 0), 1), [columns])
-    used = low != 0
-    if words == 2:
-        high = tl.reshape(tl.sum(tl.where(routed & (row >= 32), 1 << row % 32, 0), 1), [columns])
-        used = used | (high != 0)
-    one = used.to(tl.int32)
-    entry = tl.cumsum(one, 0) - one
-    tl.store(count, tl.sum(one, 0))
-    tl.store(expert + entry, every, mask=used)
-    tl.store(bits + entry * words, low, mask=used)
-    if words == 2:
-        tl.store(bits + entry * words + 1, high, mask=used)
-
-
-@triton.jit
-def choose(
-    router, kept, share, n,
-    experts: tl.constexpr, parts: tl.constexpr, lanes: tl.constexpr, rows: tl.constexpr,
-    stride: tl.constexpr, top_k: tl.constexpr, top_p: tl.constexpr, block: tl.constexpr,
-    narrow: tl.constexpr,
-):  # fmt: skip
     """share fp32 [n, experts]: every row's weight of every expert, 0 where not routed.
 
-    Grid: 1 if the rows share a coreset, else cdiv(n, rows); otherwise as `gate`.
+    router: rows of `experts` logits, stride apart. kept (None: nobody asks): the size of the
+    coreset. With `bits` (n <= 32 * words, rows <= 32), what the rows use in ascending id: count i32
+    [1], expert i32 [count], bits i32 [count, words] (bit r % 32 of word r // 32: row r is routed
+    there). Tiles are [parts, rows, lanes] of parts * lanes >= experts columns: a row then lies in
+    the registers of one warp. Grid: 1 if rows share a coreset or a list, else cdiv(n, rows).
     """
     columns: tl.constexpr = parts * lanes
-    every = tl.arange(0, columns)
-    column = _by_column(every, parts, lanes)
+    part = tl.arange(0, parts)[:, None]
+    flat = part * lanes + tl.arange(0, lanes)[None, :]
+    column = tl.expand_dims(flat, 1)
     row = _by_row(tl.arange(0, rows))
     real = column < experts
     allowed = real
     size = experts
     start = tl.program_id(0) * rows
     stop = start + rows
-    if block:
+    if block or bits is not None:
         start = 0
         stop = n
-        total = tl.zeros([columns], tl.float32)
-        for r in range(0, n, rows):
+    if block:
+        total = tl.zeros([parts, lanes], tl.float32)
+        for r in range(start, stop, rows):
             at = (r + row).to(tl.int64) * stride + column
             live = r + row < n
             logits = tl.load(router + at, mask=live & real, other=0.0).to(tl.float32)
             total += _totals(logits, real, live, column, top_k, narrow)
-        core = _coreset(total, every, top_p) & (every < experts)
-        size = tl.sum(core.to(tl.int32), 0)
-        allowed = _by_column(core.to(tl.int32), parts, lanes) > 0
+        allowed = real & tl.expand_dims(_coreset(total, top_p, parts, lanes), 1)
+        size = tl.sum(tl.sum(tl.sum(allowed.to(tl.int32), 0), 1), 0)
     if kept is not None:
         tl.store(kept, size, mask=tl.program_id(0) == 0)
+    low = tl.zeros([parts, lanes], tl.int32)
+    high = tl.zeros([parts, lanes], tl.int32)
     for r in range(start, stop, rows):
         at = (r + row).to(tl.int64)
-        inside = (r + row < n) & real
-        logits = tl.load(router + at * stride + column, mask=inside, other=0.0).to(tl.float32)
+        live = r + row < n
+        logits = tl.load(router + at * stride + column, mask=live & real, other=0.0)
+        logits = logits.to(tl.float32)
         weight = _softmax(logits, _best(logits, allowed, column, top_k, narrow))
-        tl.store(share + at * experts + column, weight, mask=inside)
+        tl.store(share + at * experts + column, weight, mask=live & real)
+        if bits is not None:
+            word = tl.sum(tl.where((weight > 0.0) & live, 1 << row, 0), 1)
+            low = tl.where(r == 0, word, low)
+            high = tl.where(r == 32, word, high)
+    if bits is not None:
+        low = tl.reshape(low, [columns])
+        high = tl.reshape(high, [columns])
+        used = (low | high) != 0
+        one = used.to(tl.int32)
+        entry = tl.cumsum(one, 0) - one
+        tl.store(count, tl.sum(one, 0))
+        tl.store(expert + entry, tl.arange(0, columns), mask=used)
+        tl.store(bits + entry * words, low, mask=used)
+        if words == 2:
+            tl.store(bits + entry * words + 1, high, mask=used)
 
 
 @triton.jit
@@ -172,7 +149,7 @@ def group(
 ):  # fmt: skip
     """Each chunk's rows by expert, in tiles of `slots`; ascending experts, ascending rows.
 
-    share: as `choose` writes it. Per chunk: count i32 [1] tiles, at most `entries`; expert, fill
+    share: as `gate` writes it. Per chunk: count i32 [1] tiles, at most `entries`; expert, fill
     i32 [entries]: whose tile, how many of its slots are taken; member i32 and weight fp32
     [entries, slots]: the row within the chunk and its weight. Grid: cdiv(n, chunk).
     """

@@ -10,8 +10,7 @@ from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, 
 
 BUDGETS = {
     "gate": Budget(registers=128),
-    "choose": Budget(registers=128),
-    "group": Budget(registers=160),
+    "group": Budget(registers=200),
     "up": Budget(registers=255, required={90: MATRIX[90]}),
     # 16 rows of the result per program, so that one GPU's programs all have some: too few for the
     # warp-group instructions. The weights set the pace here, not the products.
@@ -27,7 +26,7 @@ CHUNK, SLOTS = 256, 16
 """Longer calls: rows that share a pass over the weights, and rows of one tile of an expert."""
 
 GATE_ROWS, GROUP_ROWS = 32, 16
-"""Rows a program of `choose` holds at a time, and one of `group`."""
+"""Rows a program of `gate` holds at a time, and one of `group`."""
 
 SPREAD = 64
 """Programs along the list of entries: more entries share them, fewer leave some idle."""
@@ -62,23 +61,24 @@ def plan(call: Call) -> Plan:
     return Plan(call.op, dict(call.arrays), outputs, tuple(variants))
 
 
-def _routing(call: Call, arguments: dict[str, str]) -> Constants:
-    """Constants of `gate` and `choose`; adds what they read and write in common."""
+def _gate(call: Call, rows: int, programs: Size, words: int) -> Launch:
+    """words: 0 where no list is made."""
     experts = call.dim("router", 2)
-    arguments |= {"router": "router", "share": "share"}
     columns = max(16, power_of_two(experts))
     lanes = min(32, columns)
-    made: Constants = {
-        "experts": experts, "parts": columns // lanes, "lanes": lanes,
-        "stride": call.stride("router"),
-        "top_k": call.scalars["top_k"], "top_p": float(call.scalars["top_p"]),
-        "block": bool(call.scalars["block"]), "narrow": call.array("router").dtype == "bf16",
+    constants: Constants = {
+        "experts": experts, "parts": columns // lanes, "lanes": lanes, "rows": rows,
+        "stride": call.stride("router"), "top_k": call.scalars["top_k"],
+        "top_p": float(call.scalars["top_p"]), "block": bool(call.scalars["block"]),
+        "narrow": call.array("router").dtype == "bf16", "words": words,
     }  # fmt: skip
-    if "kept" in call.outputs:
-        arguments["kept"] = "kept"
-    else:
-        made["kept"] = None
-    return made
+    there = {"router": True, "share": True, "kept": "kept" in call.outputs}
+    there |= dict.fromkeys(("expert", "bits", "count"), words > 0)
+    arguments = {name: name for name, is_there in there.items() if is_there}
+    constants |= {name: None for name, is_there in there.items() if not is_there}
+    return Launch(
+        f"{MODULE}:gate", (programs, 1, 1), arguments, constants, {"n": "n"}, warps=16, stages=1
+    )
 
 
 def _widths(call: Call) -> dict[str, int]:
@@ -94,12 +94,7 @@ def _block(call: Call, rows: int) -> Variant:
     experts, top_k = call.dim("router", 2), call.scalars["top_k"]
     words = -(-rows // 32)
     listed: Size = f"min({experts}, n * {top_k})"
-    arguments = {"expert": "expert", "bits": "bits", "count": "count"}
-    constants = {**_routing(call, arguments), "rows": rows, "words": words}
-    first = Launch(
-        f"{MODULE}:gate", (1, 1, 1), arguments, constants, {"n": "n"},
-        warps=8 if rows < 64 else 16, stages=1,
-    )  # fmt: skip
+    first = _gate(call, min(rows, GATE_ROWS), 1, words)
     shape: Constants = {"chunk": rows, "entries": 0, "shared_tiles": 1, "member": None}
     programs = f"min({SPREAD}, {listed} + 1)"
     up = _up(call, {**shape, "fill": None}, rows, {"share": "share"}, programs, 1)
@@ -119,12 +114,8 @@ def _prompt(call: Call) -> Variant:
     chunks: Size = f"cdiv(n, {CHUNK})"
     # Every expert fills its tiles but the last.
     entries = experts + CHUNK * top_k // SLOTS
-    arguments: dict[str, str] = {}
-    constants = {**_routing(call, arguments), "rows": GATE_ROWS}
     programs: Size = 1 if call.scalars["block"] else f"cdiv(n, {GATE_ROWS})"
-    choose = Launch(
-        f"{MODULE}:choose", (programs, 1, 1), arguments, constants, {"n": "n"}, warps=8, stages=1
-    )
+    first = _gate(call, GATE_ROWS, programs, 0)
     written = ("share", "expert", "fill", "member", "weight", "count")
     group = Launch(
         f"{MODULE}:group", (chunks, 1, 1), {name: name for name in written},
@@ -148,7 +139,7 @@ def _prompt(call: Call) -> Variant:
         "weight": Operand("fp32", (chunks, entries, SLOTS)),
         "h": Operand(call.array("x").dtype, (chunks, shared_tiles + entries, SLOTS, widest)),
     }  # fmt: skip
-    return Variant("1", (choose, group, up, down), workspace)
+    return Variant("1", (first, group, up, down), workspace)
 
 
 def _stages(call: Call, elements: int, most: int, asynchronous: bool, other: int = 0) -> int:
@@ -203,7 +194,7 @@ def _down(
     return Launch(
         f"{MODULE}:down", (-(-widths["hidden"] // DOWN_TILE), 1, chunks),
         {**{name: name for name in names}, "expert_down": "down", **arguments}, constants,
-        {"n": "n"}, warps=4,
+        {"n": "n"}, warps=8 if scatters else 4,
         stages=_stages(
             call, (DOWN_TILE + slots) * step, 9, False, SCATTER_BYTES if scatters else 0
         ),
