@@ -16,7 +16,7 @@ from tests.interpreted.harness import DTYPES, arguments, check, interpret, one_s
 
 OP = fused_op("block_attention")
 NAN, INF = float("nan"), float("inf")
-KEYS = tiles(90, 16).keys
+KEYS = tiles(90, 16, 1).keys
 
 
 def made(sizes: Sizes, causal: bool, dtype: str = "fp32") -> list[Any]:
