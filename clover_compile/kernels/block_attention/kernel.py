@@ -69,9 +69,7 @@ def _step(q, turned_q, k, turned_k, v, seen, top, mass, total, scale: tl.constex
     keep = tl.exp2(top - higher)
     share = tl.exp2(scores - higher[None, :])
     mass = mass * keep + tl.sum(share, 0)
-    total = tl.dot(
-        tl.trans(v), share.to(v.dtype), total * keep[None, :], input_precision=precision
-    )
+    total = tl.dot(tl.trans(v), share.to(v.dtype), total * keep[None, :], input_precision=precision)
     return higher, mass, total
 
 
@@ -151,7 +149,7 @@ def _attend(
 
 
 @triton.jit
-def _last_row(rows, tile, group: tl.constexpr, causal: tl.constexpr, tile_q: tl.constexpr):
+def _rows_seen(rows, tile, group: tl.constexpr, causal: tl.constexpr, tile_q: tl.constexpr):
     """Block rows a query tile sees."""
     end = rows
     if causal:
@@ -179,9 +177,9 @@ def attend(
     """
     tile, head = tl.program_id(0), tl.program_id(1)
     valid = tl.load(length)
-    row, member, top, mass, total = _attend(
+    row, member, _, mass, total = _attend(
         query_gate, k, v, k_prefix, v_prefix, cos, sin, q_norm, k_norm, new_k, new_v,
-        rows, head, tile, valid * 0, valid, _last_row(rows, tile, group, causal, tile_q),
+        rows, head, tile, valid * 0, valid, _rows_seen(rows, tile, group, causal, tile_q),
         heads_kv, group, dim, half, query_stride, k_stride, v_stride,
         k_prefix_stride, v_prefix_stride, cos_stride, sin_stride,
         eps, scale, causal, columns, turning, tile_q, tile_k, tile_b, precision,
@@ -223,7 +221,7 @@ def attend_part(
         return
     first = (split - 1) * share
     last = tl.minimum(first + share, valid)
-    end = _last_row(rows, tile, group, causal, tile_q)
+    end = _rows_seen(rows, tile, group, causal, tile_q)
     if split == 0:
         last = first
     else:
@@ -254,7 +252,7 @@ def merge(
     there. taken: folded rows per program; parts: power of two > splits; chunk: parts taken at once.
     Grid: cdiv(rows * group, taken), key heads."""
     head = tl.program_id(1)
-    share, used = _sizes(tl.load(length), splits, unit)
+    _, used = _sizes(tl.load(length), splits, unit)
     folded = tl.program_id(0) * taken + tl.arange(0, taken)
     inside = folded < rows * group
     # Past the end the last row is merged once more and not stored.

@@ -15,7 +15,7 @@ KERNELS = "clover_compile.kernels.block_attention.kernel"
 BUDGETS = {
     "attend": Budget(registers=255, required=MATRIX),
     "attend_part": Budget(registers=255, required=MATRIX),
-    "merge": Budget(registers=96),
+    "merge": Budget(registers=80),
 }
 
 SHORT = {2: (16, 64, 1), 8: (32, 32, 2), 16: (64, 32, 2), 32: (64, 16, 4), 64: (64, 8, 8)}
@@ -40,15 +40,19 @@ class Tiles:
     stages: int
 
 
-def tiles(capability: int, query: int) -> Tiles:
-    """The tiles for query tiles of `query` folded rows, which only Hopper and Blackwell's data
-    centre parts hold: products of mma.sync keep their operands in registers, where 32 rows fit.
+def tiles(capability: int, query: int, rows: int | None) -> Tiles:
+    """The tiles for query tiles of `query` folded rows and blocks of at most `rows` (None: any).
 
-    A stage holds 32 keys and values of the prefix, 36 KB with the released model's heads: three
-    stages fit into the 99 KB a block may use everywhere. Eight warps and 32 keys are what leaves
-    sum, keys and angles in registers.
+    Only capabilities 90 and 100 hold 64 folded rows: mma.sync keeps its operands in registers,
+    where 32 fit; and with 16 the compiler spills for 100. A stage holds 32 keys and values of the
+    prefix, 36 KB with the released model's heads: three stages fit into the 99 KB a block may use
+    everywhere. Eight warps and 32 keys are what leaves sum, keys and angles in registers.
     """
-    return Tiles(query if capability in (90, 100) else min(query, 32), 32, 32, 8, 3)
+    if capability == 100:
+        query = max(query, 32)
+    elif capability != 90:
+        query = min(query, 32)
+    return Tiles(query, 32, 16 if rows and rows <= 16 else 32, 8, 3)
 
 
 def plan(call: Call) -> Plan:
@@ -92,7 +96,7 @@ def _inputs(call: Call) -> tuple[dict[str, str], Constants]:
 
 
 def _whole(call: Call, group: int) -> Launch:
-    tile, rows = tiles(call.capability, 64), call.array("k").shape[1]
+    tile, rows = tiles(call.capability, 64, None), call.array("k").shape[1]
     arguments, absent = _inputs(call)
     return Launch(
         f"{KERNELS}:attend",
@@ -104,7 +108,7 @@ def _whole(call: Call, group: int) -> Launch:
 
 def _short(call: Call, group: int, most: int) -> Variant:
     query, splits, taken = SHORT[most]
-    tile, rows = tiles(call.capability, query), call.array("k").shape[1]
+    tile, rows = tiles(call.capability, query, most), call.array("k").shape[1]
     prefix, heads_kv = call.array("k_prefix").shape[1], call.dim("k_prefix", 2)
     parts, folded = f"1 + min({splits}, cdiv({prefix}, {UNIT}))", f"{rows} * {group}"
     constants = _constants(call, group, tile)

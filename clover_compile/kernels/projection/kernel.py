@@ -14,7 +14,7 @@ def _product(
     feature = tl.program_id(1) * tile_m + tl.arange(0, tile_m)
     row_in = row < rows
     # Outputs past the last read it once more and are not stored.
-    source = feature if outputs % tile_m == 0 else tl.minimum(feature, outputs - 1)
+    source = tl.minimum(feature, outputs - 1)
     column = tl.arange(0, tile_k)
     w_at = weight + source.to(tl.int64)[:, None] * width + column[None, :]
     x_at = x + row.to(tl.int64)[None, :] * x_stride + column[:, None]

@@ -9,8 +9,8 @@ from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, 
 KERNELS = "clover_compile.kernels.projection.kernel"
 
 BUDGETS = {
-    "project": Budget(registers=144, required=MATRIX, ffma=0),
-    "project_narrow": Budget(registers=128, required=dict.fromkeys(MATRIX, "HMMA"), ffma=0),
+    "project": Budget(registers=160, required=MATRIX, ffma=0),
+    "project_narrow": Budget(registers=80, required=dict.fromkeys(MATRIX, "HMMA"), ffma=0),
 }
 
 PROGRAMS = 96
