@@ -1,0 +1,189 @@
+"""The causal Gated DeltaNet of a commit: a program per value head, chunk after chunk of rows.
+
+Inside a chunk the delta rule is a triangular system, solved by block halving down to single rows:
+every inverse met on the way describes a run of contractions, so no entry exceeds 1 and a repeated
+token is as safe as any other. The state is held transposed, [DV, DK], in fp32; products with 16-bit
+operands take it in two halves, so that it loses nothing. Tiles [DV, rows] keep the wide side on M.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _mixed(
+    u, ring, conv, row, column, inside, start, end,
+    u_stride: tl.constexpr, width: tl.constexpr, taps: tl.constexpr,
+):  # fmt: skip
+    """silu of the convolution at rows start + row (u stands at row `start`) of some channels.
+
+    row and column broadcast against each other; rows from `end` on and other channels count as 0.
+    """
+    total = 0.0
+    for j in tl.static_range(taps):
+        at = row + (j - taps + 1)
+        before = start + at < 0
+        source = tl.where(before, ring + (at + taps - 1) * width, u + at * u_stride) + column
+        x = tl.load(source, mask=(start + at < end) & inside, other=0.0).to(tl.float32)
+        total += x * tl.load(conv + column * taps + j, mask=inside, other=0.0).to(tl.float32)
+    return total / (1.0 + tl.exp(-total))
+
+
+@triton.jit
+def _gates(
+    b, a, decay, dt_bias, row, counts, b_stride: tl.constexpr, a_stride: tl.constexpr
+):  # fmt: skip
+    """Log-decay and beta of one head (all pointers stand at it); other rows get exactly 0."""
+    x = tl.load(a + row * a_stride, mask=counts, other=0.0).to(tl.float32) + tl.load(dt_bias)
+    e = tl.exp(-tl.abs(x))
+    # log(1 + e) has an error of an ulp of 1: too much for a gate that hardly forgets.
+    log1p = tl.where(e < 0.001, e - 0.5 * e * e, tl.log(1.0 + e))
+    g = tl.maximum(tl.load(decay) * (tl.maximum(x, 0.0) + log1p), -200.0)
+    rate = tl.load(b + row * b_stride, mask=counts, other=0.0).to(tl.float32)
+    return tl.where(counts, g, 0.0), tl.where(counts, 1.0 / (1.0 + tl.exp(-rate)), 0.0)
+
+
+@triton.jit
+def _inverse(system, early, late, levels: tl.constexpr, precision: tl.constexpr):
+    """Inverse of I + system (strictly upper, fp32) whose first 2^levels rows count, by halving."""
+    inverse = tl.where(early == late, 1.0, 0.0)
+    for level in tl.static_range(levels):
+        half = early // (1 << level) != late // (1 << level)
+        whole = early // (2 << level) == late // (2 << level)
+        between = tl.where(half & whole, system, 0.0)
+        if level == 0:
+            inverse -= between
+        else:
+            between = tl.dot(inverse, between, input_precision=precision)
+            inverse -= tl.dot(between, inverse, input_precision=precision)
+    return inverse
+
+
+@triton.jit
+def _dot(x, y, total):
+    """total + x @ y; fp32 x is taken in two halves where y is stored in 16 bits."""
+    if y.dtype == tl.float32:
+        return tl.dot(x, y, total, input_precision="ieee")
+    high = x.to(y.dtype)
+    total = tl.dot(high, y, total)
+    return tl.dot((x - high.to(tl.float32)).to(y.dtype), y, total)
+
+
+@triton.jit
+def _write_ring(
+    new_ring, u, ring, column, inside, end,
+    u_stride: tl.constexpr, width: tl.constexpr, taps: tl.constexpr, ring_tile: tl.constexpr,
+):  # fmt: skip
+    """The taps - 1 rows before row `end` of some channels."""
+    step = tl.arange(0, ring_tile)[:, None]
+    at = end + step - (taps - 1)
+    source = tl.where(at < 0, ring + (end + step) * width, u + at.to(tl.int64) * u_stride) + column
+    mask = (step < taps - 1) & inside
+    tl.store(new_ring + step * width + column, tl.load(source, mask=mask, other=0.0), mask=mask)
+
+
+@triton.jit
+def gdn_scan(
+    u, z, b, a, ring, state, conv, decay, dt_bias, norm, rows, y, new_ring, new_state, n,
+    u_stride: tl.constexpr, z_stride: tl.constexpr, b_stride: tl.constexpr, a_stride: tl.constexpr,
+    key_heads: tl.constexpr, heads: tl.constexpr, dk: tl.constexpr, dv: tl.constexpr,
+    taps: tl.constexpr, eps: tl.constexpr, chunk: tl.constexpr, levels: tl.constexpr,
+    single: tl.constexpr, precision: tl.constexpr,
+    dk_tile: tl.constexpr, dv_tile: tl.constexpr, ring_tile: tl.constexpr,
+):  # fmt: skip
+    """y, new ring and new state (each None: not wanted) after the first `rows` (None: n) rows.
+
+    Shapes as in the reference; rows of u, z, b, a stand their strides apart. single: n <= chunk.
+    levels: 2^levels rows of a chunk count at most. dk_tile, dv_tile, ring_tile: powers of two, the
+    first and the last >= dk and taps - 1; y needs dv_tile >= dv. No output may share memory with an
+    input. Grid: heads, cdiv(dv, dv_tile).
+    """
+    head, part = tl.program_id(0), tl.program_id(1)
+    share: tl.constexpr = heads // key_heads
+    width: tl.constexpr = 2 * key_heads * dk + heads * dv
+    kind: tl.constexpr = tl.float32 if u.dtype.element_ty == tl.float32 else tl.bfloat16
+    end = n
+    if rows is not None:
+        end = tl.minimum(tl.load(rows), n)
+    ki, vi = tl.arange(0, dk_tile), part * dv_tile + tl.arange(0, dv_tile)
+    in_k, in_v = ki < dk, vi < dv
+    q_column = head // share * dk + ki
+    k_column = key_heads * dk + q_column
+    v_column = 2 * key_heads * dk + head * dv + vi
+    if new_ring is not None:
+        _write_ring(
+            new_ring, u, ring, v_column[None, :], in_v[None, :], end,
+            u_stride, width, taps, ring_tile,
+        )  # fmt: skip
+        # Heads share their key head: one of them writes it.
+        if (head % share == 0) & (part == 0):
+            for column in tl.static_range(2):
+                _write_ring(
+                    new_ring, u, ring, (q_column + column * key_heads * dk)[None, :],
+                    in_k[None, :], end, u_stride, width, taps, ring_tile,
+                )  # fmt: skip
+    cell = (head * dk + ki[None, :]) * dv + vi[:, None]
+    in_state = in_k[None, :] & in_v[:, None]
+    kept = tl.load(state + cell, mask=in_state, other=0.0)
+    row = tl.arange(0, chunk)
+    early, late = row[:, None], row[None, :]
+    for start in range(0, end, chunk):
+        counts = start + row < end
+        g, beta = _gates(
+            b + head, a + head, decay + head, dt_bias + head, row, counts, b_stride, a_stride
+        )
+        # Sums of multiples of 2^-8 are exact, those of the remainders small: differences stay good.
+        coarse = tl.floor(g * 256.0) * 0.00390625
+        fine = g - coarse
+        coarse_sum, fine_sum = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
+        coarse_all, fine_all = tl.sum(coarse, 0), tl.sum(fine, 0)
+        gap = coarse_sum[None, :] - coarse_sum[:, None] + (fine_sum[None, :] - fine_sum[:, None])
+        decays = tl.where(early <= late, tl.exp(gap), 0.0)
+        since = tl.exp(coarse_sum + fine_sum)
+
+        k = _mixed(
+            u, ring, conv, row[:, None], k_column[None, :], in_k[None, :], start, end,
+            u_stride, width, taps,
+        )  # fmt: skip
+        k = (k * tl.rsqrt(tl.sum(k * k, 1) + 1e-6)[:, None]).to(kind)
+        system = tl.dot(k, tl.trans(k), input_precision="ieee") * decays * beta[None, :]
+        system = tl.where(early < late, system, 0.0)
+        inverse = _inverse(system, early, late, levels, precision)
+        v = _mixed(
+            u, ring, conv, row[None, :], v_column[:, None], in_v[:, None], start, end,
+            u_stride, width, taps,
+        )  # fmt: skip
+        read = _dot(kept, tl.trans(k), tl.zeros((dv_tile, chunk), tl.float32))
+        delta = beta[None, :] * (v - since[None, :] * read)
+        delta = tl.dot(delta, inverse, input_precision=precision)
+
+        if y is not None:
+            q = _mixed(
+                u, ring, conv, row[:, None], q_column[None, :], in_k[None, :], start, end,
+                u_stride, width, taps,
+            )  # fmt: skip
+            q = q * (tl.rsqrt(tl.sum(q * q, 1) + 1e-6) * (dk ** -0.5))[:, None]
+            q = q.to(kind)
+            o = _dot(kept, tl.trans(q), tl.zeros((dv_tile, chunk), tl.float32))
+            weights = tl.dot(k, tl.trans(q), input_precision="ieee") * decays
+            o = tl.dot(
+                delta.to(kind), weights.to(kind), o * since[None, :], input_precision="ieee"
+            )
+            o *= tl.rsqrt(tl.sum(o * o, 0) / dv + eps)[None, :]
+            at = head * dv + vi[:, None]
+            seen = counts[None, :] & in_v[:, None]
+            gate = tl.load(z + late * z_stride + at, mask=seen, other=0.0).to(tl.float32)
+            o *= tl.load(norm + vi, mask=in_v, other=0.0).to(tl.float32)[:, None]
+            o *= gate / (1.0 + tl.exp(-gate))
+            tl.store(y + late * (heads * dv) + at, o.to(y.dtype.element_ty), mask=seen)
+            z += chunk * z_stride
+            y += chunk * heads * dv
+
+        if new_state is not None or not single:
+            left = tl.exp(coarse_all - coarse_sum + (fine_all - fine_sum))
+            kept = _dot(delta * left[None, :], k, kept * tl.exp(coarse_all + fine_all))
+        u += chunk * u_stride
+        b += chunk * b_stride
+        a += chunk * a_stride
+    if new_state is not None:
+        tl.store(new_state + cell, kept, mask=in_state)

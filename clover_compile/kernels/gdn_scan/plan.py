@@ -1,0 +1,65 @@
+"""Launch plan of clover::gdn_scan."""
+
+from __future__ import annotations
+
+from clover_compile.kernels.budget import Budget
+from clover_compile.kernels.call import Call, UnplannedCall
+from clover_compile.kernels.plans import power_of_two
+from clover_compile.runtime.launch_plan import Launch, Operand, Plan, Variant
+
+BUDGETS = {"gdn_scan": Budget(registers=255)}
+
+_VARIANTS = (("n <= 1", 16, 0), ("n <= 16", 16, 4), ("n <= 32", 32, 5), ("1", 32, 5))
+"""Guard, rows of a chunk, levels of halving."""
+
+
+def plan(call: Call) -> Plan:
+    """One launch, a program per value head; without y the columns of v are split further."""
+    u, key_heads = call.array("u"), call.scalars["key_heads"]
+    heads, dk, dv = (call.dim("state", axis) for axis in (1, 2, 3))
+    taps = call.dim("conv", 1)
+    z, rows = call.arrays["z"], call.arrays["rows"]
+    if z is not None and rows is not None:
+        raise UnplannedCall("gdn_scan: rows are counted on the device only where there is no z")
+    y = "y" in call.outputs and z is not None
+    dv_tile = max(16, power_of_two(dv) if y else min(64, power_of_two(dv)))
+    arguments = {
+        name: name
+        for name in ("u", "b", "a", "ring", "state", "conv", "decay", "dt_bias")
+    }
+    constants: dict[str, int | float | bool | str | None] = {
+        "u_stride": call.stride("u"), "z_stride": 0, "b_stride": call.stride("b"),
+        "a_stride": call.stride("a"), "key_heads": key_heads, "heads": heads, "dk": dk, "dv": dv,
+        "taps": taps, "eps": call.scalars["eps"],
+        "precision": "ieee" if u.dtype == "fp32" else "tf32x3",
+        "dk_tile": max(16, power_of_two(dk)), "dv_tile": dv_tile,
+        "ring_tile": power_of_two(taps - 1),
+    }  # fmt: skip
+    if y:
+        arguments |= {"z": "z", "norm": "norm"}
+        constants["z_stride"] = call.stride("z")
+    if rows is not None:
+        arguments["rows"] = "rows"
+    outputs, written = _outputs(call)
+    arguments |= written if y else {k: v for k, v in written.items() if k != "y"}
+    optional = ("z", "norm", "rows", "y", "new_ring", "new_state")
+    constants |= {name: None for name in optional if name not in arguments}
+    grid = (heads, -(-dv // dv_tile), 1)
+    variants = tuple(
+        Variant(guard, (Launch(
+            "clover_compile.kernels.gdn_scan.kernel:gdn_scan", grid, arguments,
+            constants | {"chunk": chunk, "levels": levels, "single": guard != "1"},
+            {"n": "n"}, warps=8 if dv_tile >= 128 else 4, stages=1,
+        ),))
+        for guard, chunk, levels in _VARIANTS
+    )  # fmt: skip
+    return Plan(call.op, dict(call.arrays), outputs, variants)
+
+
+def _outputs(call: Call) -> tuple[dict[str, Operand], dict[str, str]]:
+    """Wanted outputs, and the kernel's parameter for each."""
+    u, z, ring, state = (call.arrays[name] for name in ("u", "z", "ring", "state"))
+    made = {"y": z or Operand(u.dtype, (1, "n", 0)), "ring": ring, "state": state}
+    parameters = {"y": "y", "ring": "new_ring", "state": "new_state"}
+    outputs = {k: Operand(x.dtype, x.shape) for k, x in made.items() if k in call.outputs}
+    return outputs, {parameters[name]: name for name in outputs}
