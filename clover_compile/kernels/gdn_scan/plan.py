@@ -40,8 +40,8 @@ def plan(call: Call) -> Plan:
         constants["z_stride"] = call.stride("z")
     if rows is not None:
         arguments["rows"] = "rows"
-    outputs, written = _outputs(call)
-    arguments |= written if y else {k: v for k, v in written.items() if k != "y"}
+    outputs = _outputs(call)
+    arguments |= {name: name for name in outputs if name != "y" or y}
     optional = ("z", "norm", "rows", "y", "new_ring", "new_state")
     constants |= {name: None for name in optional if name not in arguments}
     grid = (heads, -(-dv // dv_tile), 1)
@@ -56,10 +56,9 @@ def plan(call: Call) -> Plan:
     return Plan(call.op, dict(call.arrays), outputs, variants)
 
 
-def _outputs(call: Call) -> tuple[dict[str, Operand], dict[str, str]]:
-    """Wanted outputs, and the kernel's parameter for each."""
-    u, z, ring, state = (call.arrays[name] for name in ("u", "z", "ring", "state"))
-    made = {"y": z or Operand(u.dtype, (1, "n", 0)), "ring": ring, "state": state}
-    parameters = {"y": "y", "ring": "new_ring", "state": "new_state"}
-    outputs = {k: Operand(x.dtype, x.shape) for k, x in made.items() if k in call.outputs}
-    return outputs, {parameters[name]: name for name in outputs}
+def _outputs(call: Call) -> dict[str, Operand]:
+    """The outputs that are wanted; y is 0 wide where there is no z."""
+    u, z = call.array("u"), call.arrays["z"]
+    y = Operand(u.dtype, (1, "n", 0) if z is None else z.shape)
+    made = {"y": y, "new_ring": call.array("ring"), "new_state": call.array("state")}
+    return {name: made[name] for name in made if name in call.outputs}
