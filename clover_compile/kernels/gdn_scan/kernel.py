@@ -44,8 +44,26 @@ def _gates(
 
 
 @triton.jit
-def _inverse(system, early, late, levels: tl.constexpr, precision: tl.constexpr):
+def _halves(x, kind: tl.constexpr):
+    """x as high + low of type `kind`, which together keep 16 bits or more of it (fp32: high)."""
+    high = x.to(kind)
+    return high, (x - high.to(tl.float32)).to(kind)
+
+
+@triton.jit
+def _dot(x_high, x_low, y_high, y_low, total):
+    """total + x @ y as exact as the halves allow; fp32 halves need no second one."""
+    if x_high.dtype == tl.float32:
+        return tl.dot(x_high, y_high, total, input_precision="ieee")
+    total = tl.dot(x_low, y_high, total)
+    total = tl.dot(x_high, y_low, total)
+    return tl.dot(x_high, y_high, total)
+
+
+@triton.jit
+def _inverse(system, early, late, levels: tl.constexpr, kind: tl.constexpr):
     """Inverse of I + system (strictly upper, fp32) whose first 2^levels rows count, by halving."""
+    zeros = tl.zeros(system.shape, tl.float32)
     inverse = tl.where(early == late, 1.0, 0.0)
     for level in tl.static_range(levels):
         half = early // (1 << level) != late // (1 << level)
@@ -54,19 +72,18 @@ def _inverse(system, early, late, levels: tl.constexpr, precision: tl.constexpr)
         if level == 0:
             inverse -= between
         else:
-            between = tl.dot(inverse, between, input_precision=precision)
-            inverse -= tl.dot(between, inverse, input_precision=precision)
+            high, low = _halves(inverse, kind)
+            between_high, between_low = _halves(between, kind)
+            between = _dot(high, low, between_high, between_low, zeros)
+            between_high, between_low = _halves(between, kind)
+            inverse -= _dot(between_high, between_low, high, low, zeros)
     return inverse
 
 
 @triton.jit
-def _dot(x, y, total):
-    """total + x @ y; fp32 x is taken in two halves where y is stored in 16 bits."""
-    if y.dtype == tl.float32:
-        return tl.dot(x, y, total, input_precision="ieee")
-    high = x.to(y.dtype)
-    total = tl.dot(high, y, total)
-    return tl.dot((x - high.to(tl.float32)).to(y.dtype), y, total)
+def _unit(x, kind: tl.constexpr, scale: tl.constexpr):
+    """Halves of the rows of x at unit length, times scale."""
+    return _halves(x * (tl.rsqrt(tl.sum(x * x, 1) + 1e-6) * scale)[:, None], kind)
 
 
 @triton.jit
@@ -88,7 +105,7 @@ def gdn_scan(
     u_stride: tl.constexpr, z_stride: tl.constexpr, b_stride: tl.constexpr, a_stride: tl.constexpr,
     key_heads: tl.constexpr, heads: tl.constexpr, dk: tl.constexpr, dv: tl.constexpr,
     taps: tl.constexpr, eps: tl.constexpr, chunk: tl.constexpr, levels: tl.constexpr,
-    single: tl.constexpr, precision: tl.constexpr,
+    single: tl.constexpr,
     dk_tile: tl.constexpr, dv_tile: tl.constexpr, ring_tile: tl.constexpr,
 ):  # fmt: skip
     """y, new ring and new state (each None: not wanted) after the first `rows` (None: n) rows.
@@ -127,6 +144,8 @@ def gdn_scan(
     kept = tl.load(state + cell, mask=in_state, other=0.0)
     row = tl.arange(0, chunk)
     early, late = row[:, None], row[None, :]
+    square = tl.zeros((chunk, chunk), tl.float32)
+    tile = tl.zeros((dv_tile, chunk), tl.float32)
     for start in range(0, end, chunk):
         counts = start + row < end
         g, beta = _gates(
@@ -145,30 +164,31 @@ def gdn_scan(
             u, ring, conv, row[:, None], k_column[None, :], in_k[None, :], start, end,
             u_stride, width, taps,
         )  # fmt: skip
-        k = (k * tl.rsqrt(tl.sum(k * k, 1) + 1e-6)[:, None]).to(kind)
-        system = tl.dot(k, tl.trans(k), input_precision="ieee") * decays * beta[None, :]
-        system = tl.where(early < late, system, 0.0)
-        inverse = _inverse(system, early, late, levels, precision)
-        v = _mixed(
-            u, ring, conv, row[None, :], v_column[:, None], in_v[:, None], start, end,
-            u_stride, width, taps,
-        )  # fmt: skip
-        read = _dot(kept, tl.trans(k), tl.zeros((dv_tile, chunk), tl.float32))
-        delta = beta[None, :] * (v - since[None, :] * read)
-        delta = tl.dot(delta, inverse, input_precision=precision)
-
+        k_high, k_low = _unit(k, kind, 1.0)
+        system = _dot(k_high, k_low, tl.trans(k_high), tl.trans(k_low), square)
+        system = tl.where(early < late, system * decays * beta[None, :], 0.0)
+        inverse_high, inverse_low = _halves(_inverse(system, early, late, levels, kind), kind)
         if y is not None:
             q = _mixed(
                 u, ring, conv, row[:, None], q_column[None, :], in_k[None, :], start, end,
                 u_stride, width, taps,
             )  # fmt: skip
-            q = q * (tl.rsqrt(tl.sum(q * q, 1) + 1e-6) * (dk ** -0.5))[:, None]
-            q = q.to(kind)
-            o = _dot(kept, tl.trans(q), tl.zeros((dv_tile, chunk), tl.float32))
-            weights = tl.dot(k, tl.trans(q), input_precision="ieee") * decays
-            o = tl.dot(
-                delta.to(kind), weights.to(kind), o * since[None, :], input_precision="ieee"
-            )
+            q_high, q_low = _unit(q, kind, dk ** -0.5)
+            weights = _dot(k_high, k_low, tl.trans(q_high), tl.trans(q_low), square) * decays
+
+        high, low = _halves(kept, kind)
+        known = _dot(high, low, tl.trans(k_high), tl.trans(k_low), tile)
+        if y is not None:
+            o = _dot(high, low, tl.trans(q_high), tl.trans(q_low), tile) * since[None, :]
+        v = _mixed(
+            u, ring, conv, row[None, :], v_column[:, None], in_v[:, None], start, end,
+            u_stride, width, taps,
+        )  # fmt: skip
+        high, low = _halves(beta[None, :] * (v - since[None, :] * known), kind)
+        delta = _dot(high, low, inverse_high, inverse_low, tile)
+
+        if y is not None:
+            o = tl.dot(delta.to(kind), weights.to(kind), o, input_precision="ieee")
             o *= tl.rsqrt(tl.sum(o * o, 0) / dv + eps)[None, :]
             at = head * dv + vi[:, None]
             seen = counts[None, :] & in_v[:, None]
@@ -181,7 +201,8 @@ def gdn_scan(
 
         if new_state is not None or not single:
             left = tl.exp(coarse_all - coarse_sum + (fine_all - fine_sum))
-            kept = _dot(delta * left[None, :], k, kept * tl.exp(coarse_all + fine_all))
+            high, low = _halves(delta * left[None, :], kind)
+            kept = _dot(high, low, k_high, k_low, kept * tl.exp(coarse_all + fine_all))
         u += chunk * u_stride
         b += chunk * b_stride
         a += chunk * a_stride

@@ -31,7 +31,6 @@ def plan(call: Call) -> Plan:
         "u_stride": call.stride("u"), "z_stride": 0, "b_stride": call.stride("b"),
         "a_stride": call.stride("a"), "key_heads": key_heads, "heads": heads, "dk": dk, "dv": dv,
         "taps": taps, "eps": call.scalars["eps"],
-        "precision": "ieee" if u.dtype == "fp32" else "tf32x3",
         "dk_tile": max(16, power_of_two(dk)), "dv_tile": dv_tile,
         "ring_tile": power_of_two(taps - 1),
     }  # fmt: skip
