@@ -20,12 +20,20 @@ def _mixed(
     row and column broadcast against each other; rows from `end` on and other channels count as 0.
     """
     total = 0.0
+    # Four 16-bit taps are one word: read one by one they cost a register of address each.
+    packed: tl.constexpr = taps == 4 and conv.dtype.element_ty.primitive_bitwidth == 16
+    if packed:
+        word = tl.load(conv.to(tl.pointer_type(tl.int64)) + column, mask=inside, other=0)
     for j in tl.static_range(taps):
         at = row + (j - taps + 1)
         before = start + at < 0
         source = tl.where(before, ring + (at + taps - 1) * width, u + at * u_stride) + column
         x = tl.load(source, mask=(start + at < end) & inside, other=0.0).to(tl.float32)
-        total += x * tl.load(conv + column * taps + j, mask=inside, other=0.0).to(tl.float32)
+        if packed:
+            tap = (word >> 16 * j).to(tl.int16).to(conv.dtype.element_ty, bitcast=True)
+        else:
+            tap = tl.load(conv + column * taps + j, mask=inside, other=0.0)
+        total += x * tap.to(tl.float32)
     return total / (1.0 + tl.exp(-total))
 
 
@@ -146,7 +154,7 @@ def gdn_scan(
     early, late = row[:, None], row[None, :]
     square = tl.zeros((chunk, chunk), tl.float32)
     tile = tl.zeros((dv_tile, chunk), tl.float32)
-    for start in range(0, end, chunk):
+    for start in tl.range(0, end, chunk, disable_licm=True):
         counts = start + row < end
         g, beta = _gates(
             b + head, a + head, decay + head, dt_bias + head, row, counts, b_stride, a_stride

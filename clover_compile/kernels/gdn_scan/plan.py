@@ -9,7 +9,7 @@ from clover_compile.runtime.launch_plan import Launch, Operand, Plan, Variant
 
 BUDGETS = {"gdn_scan": Budget(registers=255)}
 
-_VARIANTS = (("n <= 1", 16, 0), ("n <= 16", 16, 4), ("n <= 32", 32, 5), ("1", 32, 5))
+_VARIANTS = (("n <= 1", 16, 0), ("n <= 16", 16, 4), ("1", 16, 4))
 """Guard, rows of a chunk, levels of halving."""
 
 
