@@ -64,8 +64,8 @@ def _dot(x_high, x_low, y_high, y_low, total):
     if x_high.dtype == tl.float32:
         return tl.dot(x_high, y_high, total, input_precision="ieee")
     total = tl.dot(x_low, y_high, total)
-    total = tl.dot(x_high, y_low, total)
-    return tl.dot(x_high, y_high, total)
+    total = tl.dot(x_high, y_high, total)
+    return tl.dot(x_high, y_low, total)
 
 
 @triton.jit
@@ -108,6 +108,27 @@ def _write_ring(
 
 
 @triton.jit
+def _write_rings(
+    new_ring, u, ring, head, part, end, u_stride: tl.constexpr, width: tl.constexpr,
+    key_heads: tl.constexpr, share: tl.constexpr, dk: tl.constexpr, dv: tl.constexpr,
+    taps: tl.constexpr, dk_tile: tl.constexpr, dv_tile: tl.constexpr, ring_tile: tl.constexpr,
+):  # fmt: skip
+    """The ring's channels of a program: its own of v; q and k if it is their key head's first."""
+    vi = part * dv_tile + tl.arange(0, dv_tile)
+    _write_ring(
+        new_ring, u, ring, (2 * key_heads * dk + head * dv + vi)[None, :], (vi < dv)[None, :], end,
+        u_stride, width, taps, ring_tile,
+    )  # fmt: skip
+    if (head % share == 0) & (part == 0):
+        ki = tl.arange(0, dk_tile)
+        for of_k in tl.static_range(2):
+            _write_ring(
+                new_ring, u, ring, ((of_k * key_heads + head // share) * dk + ki)[None, :],
+                (ki < dk)[None, :], end, u_stride, width, taps, ring_tile,
+            )  # fmt: skip
+
+
+@triton.jit
 def gdn_scan(
     u, z, b, a, ring, state, conv, decay, dt_bias, norm, rows, y, new_ring, new_state, n,
     u_stride: tl.constexpr, z_stride: tl.constexpr, b_stride: tl.constexpr, a_stride: tl.constexpr,
@@ -123,38 +144,32 @@ def gdn_scan(
     first and the last >= dk and taps - 1; y needs dv_tile >= dv. No output may share memory with an
     input. Grid: heads, cdiv(dv, dv_tile).
     """
-    head, part = tl.program_id(0), tl.program_id(1)
+    program, part = tl.program_id(0), tl.program_id(1)
     share: tl.constexpr = heads // key_heads
     width: tl.constexpr = 2 * key_heads * dk + heads * dv
     kind: tl.constexpr = tl.float32 if u.dtype.element_ty == tl.float32 else tl.bfloat16
     end = n
     if rows is not None:
         end = tl.minimum(tl.load(rows), n)
-    ki, vi = tl.arange(0, dk_tile), part * dv_tile + tl.arange(0, dv_tile)
-    in_k, in_v = ki < dk, vi < dv
-    q_column = head // share * dk + ki
-    k_column = key_heads * dk + q_column
-    v_column = 2 * key_heads * dk + head * dv + vi
     if new_ring is not None:
-        _write_ring(
-            new_ring, u, ring, v_column[None, :], in_v[None, :], end,
-            u_stride, width, taps, ring_tile,
+        _write_rings(
+            new_ring, u, ring, program, part, end, u_stride, width, key_heads, share, dk, dv,
+            taps, dk_tile, dv_tile, ring_tile,
         )  # fmt: skip
-        # Heads share their key head: one of them writes it.
-        if (head % share == 0) & (part == 0):
-            for column in tl.static_range(2):
-                _write_ring(
-                    new_ring, u, ring, (q_column + column * key_heads * dk)[None, :],
-                    in_k[None, :], end, u_stride, width, taps, ring_tile,
-                )  # fmt: skip
-    cell = (head * dk + ki[None, :]) * dv + vi[:, None]
-    in_state = in_k[None, :] & in_v[:, None]
-    kept = tl.load(state + cell, mask=in_state, other=0.0)
-    row = tl.arange(0, chunk)
-    early, late = row[:, None], row[None, :]
     square = tl.zeros((chunk, chunk), tl.float32)
     tile = tl.zeros((dv_tile, chunk), tl.float32)
-    for start in tl.range(0, end, chunk, disable_licm=True):
+    first_state = state
+    stop = chunk if single else end
+    for start in tl.range(0, stop, chunk, disable_licm=True):
+        # A zero that the compiler cannot see through: what depends on it is not computed ahead of
+        # the loop, where it would hold registers all along.
+        zero = 0 if single else tl.minimum(end - start - 1, 0)
+        head, row = program + zero, zero + tl.arange(0, chunk)
+        early, late = row[:, None], row[None, :]
+        ki, vi = tl.arange(0, dk_tile), part * dv_tile + tl.arange(0, dv_tile)
+        in_k, in_v = ki < dk, vi < dv
+        q_column = head // share * dk + ki
+        k_column, v_column = key_heads * dk + q_column, 2 * key_heads * dk + head * dv + vi
         counts = start + row < end
         g, beta = _gates(
             b + head, a + head, decay + head, dt_bias + head, row, counts, b_stride, a_stride
@@ -173,9 +188,6 @@ def gdn_scan(
             u_stride, width, taps,
         )  # fmt: skip
         k_high, k_low = _unit(k, kind, 1.0)
-        system = _dot(k_high, k_low, tl.trans(k_high), tl.trans(k_low), square)
-        system = tl.where(early < late, system * decays * beta[None, :], 0.0)
-        inverse_high, inverse_low = _halves(_inverse(system, early, late, levels, kind), kind)
         if y is not None:
             q = _mixed(
                 u, ring, conv, row[:, None], q_column[None, :], in_k[None, :], start, end,
@@ -183,36 +195,58 @@ def gdn_scan(
             )  # fmt: skip
             q_high, q_low = _unit(q, kind, dk ** -0.5)
             weights = _dot(k_high, k_low, tl.trans(q_high), tl.trans(q_low), square) * decays
+        system = _dot(k_high, k_low, tl.trans(k_high), tl.trans(k_low), square)
+        system = tl.where(early < late, system * decays * beta[None, :], 0.0)
+        inverse_high, inverse_low = _halves(_inverse(system, early, late, levels, kind), kind)
 
-        high, low = _halves(kept, kind)
-        known = _dot(high, low, tl.trans(k_high), tl.trans(k_low), tile)
-        if y is not None:
-            o = _dot(high, low, tl.trans(q_high), tl.trans(q_low), tile) * since[None, :]
         v = _mixed(
-            u, ring, conv, row[None, :], v_column[:, None], in_v[:, None], start, end,
+            u, ring, conv, row[:, None], v_column[None, :], in_v[None, :], start, end,
             u_stride, width, taps,
         )  # fmt: skip
-        high, low = _halves(beta[None, :] * (v - since[None, :] * known), kind)
-        delta = _dot(high, low, inverse_high, inverse_low, tile)
+        high, low = _halves(v * beta[:, None], kind)
+        delta = _dot(tl.trans(high), tl.trans(low), inverse_high, inverse_low, tile)
+        cell = (head * dk + ki[None, :]) * dv + vi[:, None]
+        in_state = in_k[None, :] & in_v[:, None]
+        kept = tl.load(state + cell, mask=in_state, other=0.0)
+        state_high, state_low = _halves(kept, kind)
+        known = _dot(state_high, state_low, tl.trans(k_high), tl.trans(k_low), tile)
+        if y is not None:
+            o = _dot(state_high, state_low, tl.trans(q_high), tl.trans(q_low), tile)
+        high, low = _halves(-(beta * since)[None, :] * known, kind)
+        delta = _dot(high, low, inverse_high, inverse_low, delta)
 
         if y is not None:
+            o *= since[None, :]
             o = tl.dot(delta.to(kind), weights.to(kind), o, input_precision="ieee")
-            o *= tl.rsqrt(tl.sum(o * o, 0) / dv + eps)[None, :]
-            at = head * dv + vi[:, None]
-            seen = counts[None, :] & in_v[:, None]
-            gate = tl.load(z + late * z_stride + at, mask=seen, other=0.0).to(tl.float32)
-            o *= tl.load(norm + vi, mask=in_v, other=0.0).to(tl.float32)[:, None]
+            o = tl.trans(o * tl.rsqrt(tl.sum(o * o, 0) / dv + eps)[None, :])
+            at = row[:, None] * z_stride + head * dv + vi[None, :]
+            seen = counts[:, None] & in_v[None, :]
+            gate = tl.load(z + at, mask=seen, other=0.0).to(tl.float32)
+            o *= tl.load(norm + vi, mask=in_v, other=0.0).to(tl.float32)[None, :]
             o *= gate / (1.0 + tl.exp(-gate))
-            tl.store(y + late * (heads * dv) + at, o.to(y.dtype.element_ty), mask=seen)
-            z += chunk * z_stride
-            y += chunk * heads * dv
+            at = row[:, None] * (heads * dv) + head * dv + vi[None, :]
+            tl.store(y + at, o.to(y.dtype.element_ty), mask=seen)
 
-        if new_state is not None or not single:
+        if new_state is not None:
             left = tl.exp(coarse_all - coarse_sum + (fine_all - fine_sum))
             high, low = _halves(delta * left[None, :], kind)
             kept = _dot(high, low, k_high, k_low, kept * tl.exp(coarse_all + fine_all))
-        u += chunk * u_stride
-        b += chunk * b_stride
-        a += chunk * a_stride
-    if new_state is not None:
-        tl.store(new_state + cell, kept, mask=in_state)
+            tl.store(new_state + cell, kept, mask=in_state)
+        if not single:
+            # Another thread may have stored what this one loads next.
+            tl.debug_barrier()
+            state = new_state
+            u += chunk * u_stride
+            b += chunk * b_stride
+            a += chunk * a_stride
+            if y is not None:
+                z += chunk * z_stride
+                y += chunk * heads * dv
+    if rows is not None and new_state is not None:
+        if end <= 0:
+            tl.debug_barrier()
+            ki, vi = tl.arange(0, dk_tile), part * dv_tile + tl.arange(0, dv_tile)
+            cell = (program * dk + ki[:, None]) * dv + vi[None, :]
+            in_state = (ki < dk)[:, None] & (vi < dv)[None, :]
+            kept = tl.load(first_state + cell, mask=in_state, other=0.0)
+            tl.store(new_state + cell, kept, mask=in_state)

@@ -9,7 +9,7 @@ from clover_compile.runtime.launch_plan import Launch, Operand, Plan, Variant
 
 BUDGETS = {"gdn_scan": Budget(registers=255)}
 
-_VARIANTS = (("n <= 1", 16, 0), ("n <= 16", 16, 4), ("1", 16, 4))
+_VARIANTS = (("n <= 1", 16, 0), ("n <= 16", 16, 4), ("n <= 32", 32, 5), ("1", 32, 5))
 """Guard, rows of a chunk, levels of halving."""
 
 
@@ -44,15 +44,20 @@ def plan(call: Call) -> Plan:
     optional = ("z", "norm", "rows", "y", "new_ring", "new_state")
     constants |= {name: None for name in optional if name not in arguments}
     grid = (heads, -(-dv // dv_tile), 1)
-    variants = tuple(
-        Variant(guard, (Launch(
-            "clover_compile.kernels.gdn_scan.kernel:gdn_scan", grid, arguments,
-            constants | {"chunk": chunk, "levels": levels, "single": guard != "1"},
-            {"n": "n"}, warps=8 if dv_tile >= 128 else 4, stages=1,
-        ),))
-        for guard, chunk, levels in _VARIANTS
-    )  # fmt: skip
-    return Plan(call.op, dict(call.arrays), outputs, variants)
+    name = "clover_compile.kernels.gdn_scan.kernel:gdn_scan"
+    variants = []
+    for guard, chunk, levels in _VARIANTS:
+        single = guard != "1"
+        chosen = constants | {"chunk": chunk, "levels": levels, "single": single}
+        given, scratch = dict(arguments), {}
+        if not single and "new_state" not in given:
+            # A long call keeps the state of one chunk for the next in memory.
+            given["new_state"], scratch = "carried", {"carried": call.array("state")}
+            del chosen["new_state"]
+        warps = 8 if dv_tile >= 128 else 4
+        launch = Launch(name, grid, given, chosen, {"n": "n"}, warps, stages=1)
+        variants.append(Variant(guard, (launch,), scratch))
+    return Plan(call.op, dict(call.arrays), outputs, tuple(variants))
 
 
 def _outputs(call: Call) -> dict[str, Operand]:
