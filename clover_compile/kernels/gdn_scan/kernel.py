@@ -89,9 +89,42 @@ def _inverse(system, early, late, levels: tl.constexpr, kind: tl.constexpr):
 
 
 @triton.jit
-def _unit(x, kind: tl.constexpr, scale: tl.constexpr):
-    """Halves of the rows of x at unit length, times scale."""
-    return _halves(x * (tl.rsqrt(tl.sum(x * x, 1) + 1e-6) * scale)[:, None], kind)
+def _unit_rows(
+    u, ring, conv, row, column, start, end, scale: tl.constexpr, kind: tl.constexpr,
+    u_stride: tl.constexpr, width: tl.constexpr, taps: tl.constexpr,
+    dk: tl.constexpr, dk_part: tl.constexpr, parts: tl.constexpr,
+):  # fmt: skip
+    """Mixed rows of dk channels from `column` on at unit length, times scale, in `parts` (1 or 2)
+    tiles [rows, dk_part]: halves of the first, halves of the last."""
+    ki = tl.arange(0, dk_part)
+    last = _mixed(
+        u, ring, conv, row[:, None], (column + ki)[None, :], (ki < dk)[None, :], start, end,
+        u_stride, width, taps,
+    )  # fmt: skip
+    squares = tl.sum(last * last, 1)
+    first = last
+    if parts == 2:
+        ki += dk_part
+        last = _mixed(
+            u, ring, conv, row[:, None], (column + ki)[None, :], (ki < dk)[None, :], start, end,
+            u_stride, width, taps,
+        )  # fmt: skip
+        squares += tl.sum(last * last, 1)
+    factor = (tl.rsqrt(squares + 1e-6) * scale)[:, None]
+    first_high, first_low = _halves(first * factor, kind)
+    last_high, last_low = _halves(last * factor, kind)
+    return first_high, first_low, last_high, last_low
+
+
+@triton.jit
+def _inner(
+    x_high, x_low, x2_high, x2_low, y_high, y_low, y2_high, y2_low, total, parts: tl.constexpr
+):  # fmt: skip
+    """total + x @ y' over both parts of rows x and y."""
+    total = _dot(x_high, x_low, tl.trans(y_high), tl.trans(y_low), total)
+    if parts == 2:
+        total = _dot(x2_high, x2_low, tl.trans(y2_high), tl.trans(y2_low), total)
+    return total
 
 
 @triton.jit
@@ -135,7 +168,7 @@ def gdn_scan(
     key_heads: tl.constexpr, heads: tl.constexpr, dk: tl.constexpr, dv: tl.constexpr,
     taps: tl.constexpr, eps: tl.constexpr, chunk: tl.constexpr, levels: tl.constexpr,
     single: tl.constexpr,
-    dk_tile: tl.constexpr, dv_tile: tl.constexpr, ring_tile: tl.constexpr,
+    dk_part: tl.constexpr, parts: tl.constexpr, dv_tile: tl.constexpr, ring_tile: tl.constexpr,
 ):  # fmt: skip
     """y, new ring and new state (each None: not wanted) after the first `rows` (None: n) rows.
 
@@ -154,7 +187,7 @@ def gdn_scan(
     if new_ring is not None:
         _write_rings(
             new_ring, u, ring, program, part, end, u_stride, width, key_heads, share, dk, dv,
-            taps, dk_tile, dv_tile, ring_tile,
+            taps, dk_part * parts, dv_tile, ring_tile,
         )  # fmt: skip
     square = tl.zeros((chunk, chunk), tl.float32)
     tile = tl.zeros((dv_tile, chunk), tl.float32)
@@ -166,9 +199,9 @@ def gdn_scan(
         zero = 0 if single else tl.minimum(end - start - 1, 0)
         head, row = program + zero, zero + tl.arange(0, chunk)
         early, late = row[:, None], row[None, :]
-        ki, vi = tl.arange(0, dk_tile), part * dv_tile + tl.arange(0, dv_tile)
-        in_k, in_v = ki < dk, vi < dv
-        q_column = head // share * dk + ki
+        vi = part * dv_tile + tl.arange(0, dv_tile)
+        in_v = vi < dv
+        q_column = head // share * dk
         k_column, v_column = key_heads * dk + q_column, 2 * key_heads * dk + head * dv + vi
         counts = start + row < end
         g, beta = _gates(
@@ -183,19 +216,21 @@ def gdn_scan(
         decays = tl.where(early <= late, tl.exp(gap), 0.0)
         since = tl.exp(coarse_sum + fine_sum)
 
-        k = _mixed(
-            u, ring, conv, row[:, None], k_column[None, :], in_k[None, :], start, end,
-            u_stride, width, taps,
+        k_high, k_low, k2_high, k2_low = _unit_rows(
+            u, ring, conv, row, k_column, start, end, 1.0, kind,
+            u_stride, width, taps, dk, dk_part, parts,
         )  # fmt: skip
-        k_high, k_low = _unit(k, kind, 1.0)
         if y is not None:
-            q = _mixed(
-                u, ring, conv, row[:, None], q_column[None, :], in_k[None, :], start, end,
-                u_stride, width, taps,
+            q_high, q_low, q2_high, q2_low = _unit_rows(
+                u, ring, conv, row, q_column, start, end, dk ** -0.5, kind,
+                u_stride, width, taps, dk, dk_part, parts,
             )  # fmt: skip
-            q_high, q_low = _unit(q, kind, dk ** -0.5)
-            weights = _dot(k_high, k_low, tl.trans(q_high), tl.trans(q_low), square) * decays
-        system = _dot(k_high, k_low, tl.trans(k_high), tl.trans(k_low), square)
+            weights = decays * _inner(
+                k_high, k_low, k2_high, k2_low, q_high, q_low, q2_high, q2_low, square, parts
+            )
+        system = _inner(
+            k_high, k_low, k2_high, k2_low, k_high, k_low, k2_high, k2_low, square, parts
+        )
         system = tl.where(early < late, system * decays * beta[None, :], 0.0)
         inverse_high, inverse_low = _halves(_inverse(system, early, late, levels, kind), kind)
 
@@ -205,13 +240,21 @@ def gdn_scan(
         )  # fmt: skip
         high, low = _halves(v * beta[:, None], kind)
         delta = _dot(tl.trans(high), tl.trans(low), inverse_high, inverse_low, tile)
-        cell = (head * dk + ki[None, :]) * dv + vi[:, None]
-        in_state = in_k[None, :] & in_v[:, None]
-        kept = tl.load(state + cell, mask=in_state, other=0.0)
-        state_high, state_low = _halves(kept, kind)
-        known = _dot(state_high, state_low, tl.trans(k_high), tl.trans(k_low), tile)
+        known = tile
         if y is not None:
-            o = _dot(state_high, state_low, tl.trans(q_high), tl.trans(q_low), tile)
+            o = tile
+        for i in tl.static_range(parts):
+            ki = i * dk_part + tl.arange(0, dk_part)
+            cell, in_state = (head * dk + ki[None, :]) * dv + vi[:, None], (ki < dk)[None, :] & in_v[:, None]
+            kept_high, kept_low = _halves(tl.load(state + cell, mask=in_state, other=0.0), kind)
+            if i == 0:
+                known = _dot(kept_high, kept_low, tl.trans(k_high), tl.trans(k_low), known)
+                if y is not None:
+                    o = _dot(kept_high, kept_low, tl.trans(q_high), tl.trans(q_low), o)
+            else:
+                known = _dot(kept_high, kept_low, tl.trans(k2_high), tl.trans(k2_low), known)
+                if y is not None:
+                    o = _dot(kept_high, kept_low, tl.trans(q2_high), tl.trans(q2_low), o)
         high, low = _halves(-(beta * since)[None, :] * known, kind)
         delta = _dot(high, low, inverse_high, inverse_low, delta)
 
@@ -230,8 +273,16 @@ def gdn_scan(
         if new_state is not None:
             left = tl.exp(coarse_all - coarse_sum + (fine_all - fine_sum))
             high, low = _halves(delta * left[None, :], kind)
-            kept = _dot(high, low, k_high, k_low, kept * tl.exp(coarse_all + fine_all))
-            tl.store(new_state + cell, kept, mask=in_state)
+            for i in tl.static_range(parts):
+                ki = i * dk_part + tl.arange(0, dk_part)
+                cell, in_state = (head * dk + ki[None, :]) * dv + vi[:, None], (ki < dk)[None, :] & in_v[:, None]
+                kept = tl.load(state + cell, mask=in_state, other=0.0)
+                kept *= tl.exp(coarse_all + fine_all)
+                if i == 0:
+                    kept = _dot(high, low, k_high, k_low, kept)
+                else:
+                    kept = _dot(high, low, k2_high, k2_low, kept)
+                tl.store(new_state + cell, kept, mask=in_state)
         if not single:
             # Another thread may have stored what this one loads next.
             tl.debug_barrier()
@@ -245,7 +296,7 @@ def gdn_scan(
     if rows is not None and new_state is not None:
         if end <= 0:
             tl.debug_barrier()
-            ki, vi = tl.arange(0, dk_tile), part * dv_tile + tl.arange(0, dv_tile)
+            ki, vi = tl.arange(0, dk_part * parts), part * dv_tile + tl.arange(0, dv_tile)
             cell = (program * dk + ki[:, None]) * dv + vi[None, :]
             in_state = (ki < dk)[:, None] & (vi < dv)[None, :]
             kept = tl.load(first_state + cell, mask=in_state, other=0.0)

@@ -23,6 +23,8 @@ def plan(call: Call) -> Plan:
         raise UnplannedCall("gdn_scan: rows are counted on the device only where there is no z")
     y = "y" in call.outputs and z is not None
     dv_tile = max(16, power_of_two(dv) if y else min(64, power_of_two(dv)))
+    dk_tile = max(16, power_of_two(dk))
+    parts = 2 if dk_tile > 16 else 1
     arguments = {
         name: name
         for name in ("u", "b", "a", "ring", "state", "conv", "decay", "dt_bias")
@@ -31,7 +33,7 @@ def plan(call: Call) -> Plan:
         "u_stride": call.stride("u"), "z_stride": 0, "b_stride": call.stride("b"),
         "a_stride": call.stride("a"), "key_heads": key_heads, "heads": heads, "dk": dk, "dv": dv,
         "taps": taps, "eps": call.scalars["eps"],
-        "dk_tile": max(16, power_of_two(dk)), "dv_tile": dv_tile,
+        "dk_part": dk_tile // parts, "parts": parts, "dv_tile": dv_tile,
         "ring_tile": power_of_two(taps - 1),
     }  # fmt: skip
     if y:
