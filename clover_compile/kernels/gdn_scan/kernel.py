@@ -225,9 +225,11 @@ def gdn_scan(
                 u, ring, conv, row, q_column, start, end, dk ** -0.5, kind,
                 u_stride, width, taps, dk, dk_part, parts,
             )  # fmt: skip
-            weights = decays * _inner(
-                k_high, k_low, k2_high, k2_low, q_high, q_low, q2_high, q2_low, square, parts
+            # The other way round, q' would be an operand here and, far below, once more: registers.
+            weights = _inner(
+                q_high, q_low, q2_high, q2_low, k_high, k_low, k2_high, k2_low, square, parts
             )
+            weights = tl.trans(weights) * decays
         system = _inner(
             k_high, k_low, k2_high, k2_low, k_high, k_low, k2_high, k2_low, square, parts
         )

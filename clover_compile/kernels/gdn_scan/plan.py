@@ -9,8 +9,11 @@ from clover_compile.runtime.launch_plan import Launch, Operand, Plan, Variant
 
 BUDGETS = {"gdn_scan": Budget(registers=255)}
 
-_VARIANTS = (("n <= 1", 16, 0), ("n <= 16", 16, 4), ("n <= 32", 32, 5), ("1", 32, 5))
-"""Guard, rows of a chunk, levels of halving."""
+_SHORT = (("n <= 1", 16, 0), ("n <= 16", 16, 4))
+_WIDE = ((*_SHORT, ("n <= 32", 32, 5), ("1", 32, 5)), {90})
+_NARROW = (*_SHORT, ("1", 16, 4))
+"""Guard, rows of a chunk, levels of halving: chunks of 32 take matrix units that read operands from
+shared memory, or registers spill."""
 
 
 def plan(call: Call) -> Plan:
@@ -48,7 +51,7 @@ def plan(call: Call) -> Plan:
     grid = (heads, -(-dv // dv_tile), 1)
     name = "clover_compile.kernels.gdn_scan.kernel:gdn_scan"
     variants = []
-    for guard, chunk, levels in _VARIANTS:
+    for guard, chunk, levels in _WIDE[0] if call.capability in _WIDE[1] else _NARROW:
         single = guard != "1"
         chosen = constants | {"chunk": chunk, "levels": levels, "single": single}
         given, scratch = dict(arguments), {}
