@@ -117,6 +117,12 @@ def _unit_rows(
 
 
 @triton.jit
+def _either(i, first_high, first_low, last_high, last_low):
+    """The halves of part i, 0 or 1."""
+    return tl.where(i == 0, first_high, last_high), tl.where(i == 0, first_low, last_low)
+
+
+@triton.jit
 def _inner(
     x_high, x_low, x2_high, x2_low, y_high, y_low, y2_high, y2_low, total, parts: tl.constexpr
 ):  # fmt: skip
@@ -245,18 +251,17 @@ def gdn_scan(
         known = tile
         if y is not None:
             o = tile
-        for i in tl.static_range(parts):
+        for i in range(parts):
             ki = i * dk_part + tl.arange(0, dk_part)
-            cell, in_state = (head * dk + ki[None, :]) * dv + vi[:, None], (ki < dk)[None, :] & in_v[:, None]
-            kept_high, kept_low = _halves(tl.load(state + cell, mask=in_state, other=0.0), kind)
-            if i == 0:
-                known = _dot(kept_high, kept_low, tl.trans(k_high), tl.trans(k_low), known)
-                if y is not None:
-                    o = _dot(kept_high, kept_low, tl.trans(q_high), tl.trans(q_low), o)
-            else:
-                known = _dot(kept_high, kept_low, tl.trans(k2_high), tl.trans(k2_low), known)
-                if y is not None:
-                    o = _dot(kept_high, kept_low, tl.trans(q2_high), tl.trans(q2_low), o)
+            cell = (head * dk + ki[None, :]) * dv + vi[:, None]
+            inside = (ki < dk)[None, :] & in_v[:, None]
+            kept = tl.load(state + cell, mask=inside, other=0.0)
+            kept_high, kept_low = _halves(kept, kind)
+            part_high, part_low = _either(i, k_high, k_low, k2_high, k2_low)
+            known = _dot(kept_high, kept_low, tl.trans(part_high), tl.trans(part_low), known)
+            if y is not None:
+                part_high, part_low = _either(i, q_high, q_low, q2_high, q2_low)
+                o = _dot(kept_high, kept_low, tl.trans(part_high), tl.trans(part_low), o)
         high, low = _halves(-(beta * since)[None, :] * known, kind)
         delta = _dot(high, low, inverse_high, inverse_low, delta)
 
@@ -275,16 +280,15 @@ def gdn_scan(
         if new_state is not None:
             left = tl.exp(coarse_all - coarse_sum + (fine_all - fine_sum))
             high, low = _halves(delta * left[None, :], kind)
-            for i in tl.static_range(parts):
+            for i in range(parts):
                 ki = i * dk_part + tl.arange(0, dk_part)
-                cell, in_state = (head * dk + ki[None, :]) * dv + vi[:, None], (ki < dk)[None, :] & in_v[:, None]
-                kept = tl.load(state + cell, mask=in_state, other=0.0)
+                cell = (head * dk + ki[None, :]) * dv + vi[:, None]
+                inside = (ki < dk)[None, :] & in_v[:, None]
+                kept = tl.load(state + cell, mask=inside, other=0.0)
                 kept *= tl.exp(coarse_all + fine_all)
-                if i == 0:
-                    kept = _dot(high, low, k_high, k_low, kept)
-                else:
-                    kept = _dot(high, low, k2_high, k2_low, kept)
-                tl.store(new_state + cell, kept, mask=in_state)
+                part_high, part_low = _either(i, k_high, k_low, k2_high, k2_low)
+                kept = _dot(high, low, part_high, part_low, kept)
+                tl.store(new_state + cell, kept, mask=inside)
         if not single:
             # Another thread may have stored what this one loads next.
             tl.debug_barrier()
