@@ -127,9 +127,10 @@ def _inner(
     x_high, x_low, x2_high, x2_low, y_high, y_low, y2_high, y2_low, total, parts: tl.constexpr
 ):  # fmt: skip
     """total + x @ y' over both parts of rows x and y."""
-    total = _dot(x_high, x_low, tl.trans(y_high), tl.trans(y_low), total)
-    if parts == 2:
-        total = _dot(x2_high, x2_low, tl.trans(y2_high), tl.trans(y2_low), total)
+    for i in range(parts):
+        high, low = _either(i, x_high, x_low, x2_high, x2_low)
+        part_high, part_low = _either(i, y_high, y_low, y2_high, y2_low)
+        total = _dot(high, low, tl.trans(part_high), tl.trans(part_low), total)
     return total
 
 
