@@ -152,7 +152,7 @@ def places() -> Iterator[Place]:
     yield Place("gdn_preview", "gdn_preview", _gdn_preview)
     yield Place("gdn_scan-commit", "gdn_scan", _gdn_scan(False))
     yield Place("gdn_scan-verify", "gdn_scan", _gdn_scan(False), ("y",))
-    yield Place("gdn_scan-replay", "gdn_scan", _gdn_scan(True), ("ring", "state"))
+    yield Place("gdn_scan-replay", "gdn_scan", _gdn_scan(True), ("new_ring", "new_state"))
     yield Place("gdn-out", "projection", _projection(HEADS * DV, HIDDEN))
     heads = 2 * QUERY_HEADS + 2 * KV_HEADS
     yield Place("attention-in", "projection", _projection(HIDDEN, heads * DIM))

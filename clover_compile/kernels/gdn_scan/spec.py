@@ -94,7 +94,7 @@ def cases() -> Iterator[Case]:
 SPEC = FusedOp(
     "gdn_scan",
     gdn_scan,
-    ("y", "ring", "state"),
+    ("y", "new_ring", "new_state"),
     cases,
     onnx="clover_compile.kernels.gdn_scan.onnx_function:function",
     plan="clover_compile.kernels.gdn_scan.plan:plan",
