@@ -18,7 +18,7 @@ shared memory, or registers spill."""
 
 def plan(call: Call) -> Plan:
     """One launch, a program per value head; without y the columns of v are split further."""
-    u, key_heads = call.array("u"), call.scalars["key_heads"]
+    key_heads = call.scalars["key_heads"]
     heads, dk, dv = (call.dim("state", axis) for axis in (1, 2, 3))
     taps = call.dim("conv", 1)
     z, rows = call.arrays["z"], call.arrays["rows"]
@@ -29,8 +29,7 @@ def plan(call: Call) -> Plan:
     dk_tile = max(16, power_of_two(dk))
     parts = 2 if dk_tile > 16 else 1
     arguments = {
-        name: name
-        for name in ("u", "b", "a", "ring", "state", "conv", "decay", "dt_bias")
+        name: name for name in ("u", "b", "a", "ring", "state", "conv", "decay", "dt_bias")
     }
     constants: dict[str, int | float | bool | str | None] = {
         "u_stride": call.stride("u"), "z_stride": 0, "b_stride": call.stride("b"),
