@@ -34,7 +34,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(case, dtype, marks=marks, id=f"{case.name}-{dtype}")
 
 
-@pytest.mark.parametrize(("case", "dtype"), cases())
+@pytest.mark.parametrize(("case", "dtype"), list(cases()))
 def test_equals_the_reference(case: Case, dtype: str) -> None:
     check(OP, arguments(OP, case, dtype), dtype)
 
@@ -59,6 +59,18 @@ def test_rows_that_stand_apart(dtype: str) -> None:
         part.copy_(args[i])
         args[i], start = part, start + args[i].shape[2] + 8
     check(OP, args, dtype)
+
+
+def amid_nan(x: torch.Tensor) -> torch.Tensor:
+    """The same values with NaN before and behind them in memory."""
+    wide = torch.full((x.numel() + 512,), torch.nan, dtype=x.dtype)
+    return wide[256 : 256 + x.numel()].view(x.shape).copy_(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_beside_the_arrays_is_read(dtype: str) -> None:
+    args = made(Sizes(5, key_heads=1, heads=1), dtype)
+    check(OP, [amid_nan(x) if isinstance(x, torch.Tensor) else x for x in args], dtype)
 
 
 @pytest.mark.parametrize("history", [-1e4, 1e4])

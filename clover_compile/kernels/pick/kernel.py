@@ -137,7 +137,9 @@ def draw(
     Up to three searches find a place in the order by value (descending), then id: the top-k cut
     (weights 1), where top-p ends, and the draw (weights exp((x - peak) / T) of what is above the
     cut). Each finds the largest key whose total weight from there up passes a target, four bits per
-    reading of the row; among the columns of that key the lowest ids come first.
+    reading of the row; among the columns of that key the lowest ids come first. Masses are fp32
+    sums in a fixed order, not the reference's: a bound within about 1e-6 of a column's edge may
+    fall to its neighbour. Counts are exact below 2^24 columns.
     """
     temperature = tl.maximum(tl.load(scalars + 9), 1e-6)
     top_k, top_p = tl.load(scalars + 10), tl.load(scalars + 11)

@@ -7,7 +7,7 @@ from clover_compile.kernels.call import Call
 from clover_compile.kernels.plans import power_of_two
 from clover_compile.runtime.launch_plan import Launch, Operand, Plan, Variant
 
-BUDGETS = {"scan_columns": Budget(registers=96, ffma=64), "choose": Budget(registers=208, ffma=64)}
+BUDGETS = {"scan_columns": Budget(registers=104, ffma=64), "choose": Budget(registers=208, ffma=64)}
 
 SCAN_TILE, DRAW_TILE = 2048, 1024
 """Columns per program of the scan; columns per step of a draw."""
