@@ -114,6 +114,11 @@ def test_strides_of_single_rows_do_not_matter() -> None:
     assert bind(PLAN, {"x": Array("bf16", (1, 1, 8), (7, 7, 1)), "p": P}, Recorder())["n"] == 1
 
 
+def test_strides_of_nothing_do_not_matter() -> None:
+    empty = Array("bf16", (1, 0, 8), (0, 0, 0))
+    assert bind(PLAN, {"x": X, "p": empty}, Recorder()) == {"n": 3, "R": 0}
+
+
 def test_one_symbol_has_one_value() -> None:
     plan = replace(PLAN, inputs={"x": Operand("bf16", ("n", 4)), "p": Operand("bf16", ("n", 4))})
     with pytest.raises(BadLaunch, match="n is 3"):

@@ -92,6 +92,8 @@ def bind(plan: Plan, arrays: Mapping[str, Any], device: Device) -> dict[str, int
 def _check_strides(
     op: str, name: str, operand: Operand, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
+    if 0 in shape:
+        return
     planned = [1] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
         planned[axis - 1] = planned[axis] * shape[axis]

@@ -54,7 +54,7 @@ def _block(engine: Any, c: Any, ids: Any, prefix: int) -> dict[str, Any]:
     out["verify.logits"] = verified["logits"]
     tapes = {
         name: verified.get(name, state.get(name)) for name in interface.inputs(c, "replay")
-    } | {"r": np.array([KEPT], np.int32)}
+    } | {"rows": np.array([KEPT], np.int32)}
     out |= {f"replay.{k}": x for k, x in engine.run("replay", tapes).items()}
     new = probes.commit(engine, c, state, block, BLOCK)
     return out | {f"commit.block.{k}": x for k, x in new.items()}
