@@ -1,9 +1,11 @@
 """The causal Gated DeltaNet of a commit: a program per value head, chunk after chunk of rows.
 
 Inside a chunk the delta rule is a triangular system, solved by block halving down to single rows:
-every inverse met on the way describes a run of contractions, so no entry exceeds 1 and a repeated
-token is as safe as any other. The state is held transposed, [DV, DK], in fp32; products with 16-bit
-operands take it in two halves, so that it loses nothing. Tiles [DV, rows] keep the wide side on M.
+each inverse met on the way stands for a run of contractions, so no entry exceeds 1 and a repeated
+token is as safe as any other. Tiles are [dv, rows] and [dv, dk], the wide side on M. Operands of 16
+bits come in two halves, so that the fp32 state loses nothing; the key channels come in two parts,
+taken in turn by loops that are not unrolled, and the state is read where it is needed rather than
+held: all of it at once does not fit in registers.
 """
 
 import triton
@@ -169,6 +171,28 @@ def _write_rings(
 
 
 @triton.jit
+def _cells(i, head, vi, dk: tl.constexpr, dv: tl.constexpr, dk_part: tl.constexpr):
+    """Where part i of a head's state lies, as a tile [dv, dk_part], and which of it exists."""
+    ki = i * dk_part + tl.arange(0, dk_part)
+    cell = (head * dk + ki[None, :]) * dv + vi[:, None]
+    return cell, (ki < dk)[None, :] & (vi < dv)[:, None]
+
+
+@triton.jit
+def _copy_if_none(
+    new_state, state, end, head, part, dk: tl.constexpr, dv: tl.constexpr,
+    dk_part: tl.constexpr, parts: tl.constexpr, dv_tile: tl.constexpr,
+):  # fmt: skip
+    """Where no row counts, the state itself: to add zeros would turn -0 into 0."""
+    if end <= 0:
+        tl.debug_barrier()
+        vi = part * dv_tile + tl.arange(0, dv_tile)
+        for i in range(parts):
+            cell, inside = _cells(i, head, vi, dk, dv, dk_part)
+            tl.store(new_state + cell, tl.load(state + cell, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
 def gdn_scan(
     u, z, b, a, ring, state, conv, decay, dt_bias, norm, rows, y, new_ring, new_state, n,
     u_stride: tl.constexpr, z_stride: tl.constexpr, b_stride: tl.constexpr, a_stride: tl.constexpr,
@@ -179,10 +203,11 @@ def gdn_scan(
 ):  # fmt: skip
     """y, new ring and new state (each None: not wanted) after the first `rows` (None: n) rows.
 
-    Shapes as in the reference; rows of u, z, b, a stand their strides apart. single: n <= chunk.
-    levels: 2^levels rows of a chunk count at most. dk_tile, dv_tile, ring_tile: powers of two, the
-    first and the last >= dk and taps - 1; y needs dv_tile >= dv. No output may share memory with an
-    input. Grid: heads, cdiv(dv, dv_tile).
+    Shapes as in the reference; rows of u, z, b, a stand their strides apart. single: n <= chunk;
+    otherwise new_state must be there and carries the state from chunk to chunk. levels: 2^levels
+    rows of a chunk count at most. dk_part, dv_tile, ring_tile: powers of two; parts (1 or 2) of
+    dk_part hold dk, ring_tile taps - 1, and dv_tile all of dv where y is wanted. No output may
+    share memory with an input: heads share channels of the ring. Grid: heads, cdiv(dv, dv_tile).
     """
     program, part = tl.program_id(0), tl.program_id(1)
     share: tl.constexpr = heads // key_heads
@@ -253,9 +278,7 @@ def gdn_scan(
         if y is not None:
             o = tile
         for i in range(parts):
-            ki = i * dk_part + tl.arange(0, dk_part)
-            cell = (head * dk + ki[None, :]) * dv + vi[:, None]
-            inside = (ki < dk)[None, :] & in_v[:, None]
+            cell, inside = _cells(i, head, vi, dk, dv, dk_part)
             kept = tl.load(state + cell, mask=inside, other=0.0)
             kept_high, kept_low = _halves(kept, kind)
             part_high, part_low = _either(i, k_high, k_low, k2_high, k2_low)
@@ -282,9 +305,7 @@ def gdn_scan(
             left = tl.exp(coarse_all - coarse_sum + (fine_all - fine_sum))
             high, low = _halves(delta * left[None, :], kind)
             for i in range(parts):
-                ki = i * dk_part + tl.arange(0, dk_part)
-                cell = (head * dk + ki[None, :]) * dv + vi[:, None]
-                inside = (ki < dk)[None, :] & in_v[:, None]
+                cell, inside = _cells(i, head, vi, dk, dv, dk_part)
                 kept = tl.load(state + cell, mask=inside, other=0.0)
                 kept *= tl.exp(coarse_all + fine_all)
                 part_high, part_low = _either(i, k_high, k_low, k2_high, k2_low)
@@ -301,10 +322,4 @@ def gdn_scan(
                 z += chunk * z_stride
                 y += chunk * heads * dv
     if rows is not None and new_state is not None:
-        if end <= 0:
-            tl.debug_barrier()
-            ki, vi = tl.arange(0, dk_part * parts), part * dv_tile + tl.arange(0, dv_tile)
-            cell = (program * dk + ki[:, None]) * dv + vi[None, :]
-            in_state = (ki < dk)[:, None] & (vi < dv)[None, :]
-            kept = tl.load(first_state + cell, mask=in_state, other=0.0)
-            tl.store(new_state + cell, kept, mask=in_state)
+        _copy_if_none(new_state, first_state, end, program, part, dk, dv, dk_part, parts, dv_tile)
