@@ -125,6 +125,13 @@ def test_one_symbol_has_one_value() -> None:
         bind(plan, {"x": dense("bf16", 3, 4), "p": dense("bf16", 5, 4)}, Recorder())
 
 
+def test_a_call_without_rows_launches_nothing() -> None:
+    device = Recorder()
+    empty = Array("bf16", (1, 0, 8), (0, 20, 1))
+    assert run(PLAN, {"x": empty, "p": P}, device)["y"].shape == (1, 0, 8)
+    assert not device.launches
+
+
 @pytest.mark.parametrize("grid", [(0, 1, 1), (1, 65536, 1), (2**31, 1, 1)])
 def test_grids_a_device_cannot_hold(grid: tuple[int, int, int]) -> None:
     variant = Variant("1", (Launch("m:k", grid, {}, {}),))

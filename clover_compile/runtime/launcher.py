@@ -111,6 +111,7 @@ def prepare(
 ) -> tuple[Callable[[], None], dict[str, Any]]:  # fmt: skip
     """Fills a call in: returns what launches it, as often as wanted, and its outputs by name.
 
+    A call all of whose outputs are empty launches nothing.
     outputs: arrays to write into; new ones are made for those that are not given, and for scratch,
     which lives as long as what was returned.
     """
@@ -122,7 +123,8 @@ def prepare(
             held[name] = device.empty(operand.dtype, call.shape(operand))
         else:
             _check_output(plan.op, name, operand.dtype, call.shape(operand), held[name], device)
-    ready = [
+    nothing = all(0 in call.shape(operand) for operand in plan.outputs.values())
+    ready = [] if nothing else [
         (
             launch, call.grid(launch),
             {parameter: held[name] for parameter, name in launch.arguments.items()},
