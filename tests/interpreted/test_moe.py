@@ -45,7 +45,7 @@ def test_every_number_of_rows() -> None:
     [
         ("fp32", Sizes(64, 4, experts=80, hidden=16, width=16, shared=16)),
         ("bf16", Sizes(40, 4, experts=72, hidden=16, width=16, shared=16, block=True)),
-        ("bf16", Sizes(5, 2, experts=3, hidden=128, width=32, shared=32)),
+        ("bf16", Sizes(3, 1, experts=2, hidden=256, width=512, shared=512)),
         ("fp32", Sizes(66, 2, experts=3, hidden=32, width=32, shared=32, block=True, top_p=0.6)),
         ("fp32", Sizes(3, 2, experts=3, hidden=136, width=40, shared=264)),
         ("fp32", Sizes(3, 2, experts=3, hidden=40, width=264, shared=40)),

@@ -86,7 +86,7 @@ def gate(
     """share fp32 [n, experts]: every row's weight of every expert, 0 where not routed.
 
     router: rows of `experts` logits, stride apart. kept (None: nobody asks): the size of the
-    coreset. With `bits` (n <= 32 * words, rows <= 32), what the rows use in ascending id: count i32
+    coreset. With `bits` (n <= 32 * words), what the rows use in ascending id: count i32
     [1], expert i32 [count], bits i32 [count, words] (bit r % 32 of word r // 32: row r is routed
     there). Tiles are [parts, rows, lanes] of parts * lanes >= experts columns: a row then lies in
     the registers of one warp. Grid: 1 if rows share a coreset or a list, else cdiv(n, rows).
@@ -107,9 +107,9 @@ def gate(
     if block:
         total = tl.zeros([parts, lanes], tl.float32)
         for r in range(start, stop, rows):
-            at = (r + row).to(tl.int64) * stride + column
             live = r + row < n
-            logits = tl.load(router + at, mask=live & real, other=0.0).to(tl.float32)
+            at = router + tl.cast(r, tl.int64) * stride + (row * stride + column)
+            logits = tl.load(at, mask=live & real, other=0.0).to(tl.float32)
             total += _totals(logits, real, live, column, top_k, narrow)
         allowed = real & tl.expand_dims(_coreset(total, top_p, parts, lanes), 1)
         size = tl.sum(tl.sum(tl.sum(allowed.to(tl.int32), 0), 1), 0)
@@ -118,16 +118,16 @@ def gate(
     low = tl.zeros([parts, lanes], tl.int32)
     high = tl.zeros([parts, lanes], tl.int32)
     for r in range(start, stop, rows):
-        at = (r + row).to(tl.int64)
         live = r + row < n
-        logits = tl.load(router + at * stride + column, mask=live & real, other=0.0)
-        logits = logits.to(tl.float32)
+        at = router + tl.cast(r, tl.int64) * stride + (row * stride + column)
+        logits = tl.load(at, mask=live & real, other=0.0).to(tl.float32)
         weight = _softmax(logits, _best(logits, allowed, column, top_k, narrow))
-        tl.store(share + at * experts + column, weight, mask=live & real)
+        at = share + tl.cast(r, tl.int64) * experts + (row * experts + column)
+        tl.store(at, weight, mask=live & real)
         if bits is not None:
-            word = tl.sum(tl.where((weight > 0.0) & live, 1 << row, 0), 1)
-            low = tl.where(r == 0, word, low)
-            high = tl.where(r == 32, word, high)
+            word = tl.sum(tl.where((weight > 0.0) & live, 1 << (r + row) % 32, 0), 1)
+            low |= tl.where(r < 32, word, 0)
+            high |= tl.where(r < 32, 0, word)
     if bits is not None:
         low = tl.reshape(low, [columns])
         high = tl.reshape(high, [columns])

@@ -9,7 +9,7 @@ from clover_compile.kernels.plans import power_of_two
 from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, Size, Variant
 
 BUDGETS = {
-    "gate": Budget(registers=128),
+    "gate": Budget(registers=200),
     "group": Budget(registers=200),
     "up": Budget(registers=255, required={90: MATRIX[90]}),
     # 16 rows of the result per program, so that one GPU's programs all have some: too few for the
@@ -25,8 +25,8 @@ BLOCKS = (16, 32, 64)
 CHUNK, SLOTS = 256, 16
 """Longer calls: rows that share a pass over the weights, and rows of one tile of an expert."""
 
-GATE_ROWS, GROUP_ROWS = 32, 16
-"""Rows a program of `gate` holds at a time, and one of `group`."""
+GATE_ROWS = 16
+"""Rows that a program of `gate` or `group` holds at a time."""
 
 SPREAD = 64
 """Programs along the list of entries: more entries share them, fewer leave some idle."""
@@ -61,13 +61,13 @@ def plan(call: Call) -> Plan:
     return Plan(call.op, dict(call.arrays), outputs, tuple(variants))
 
 
-def _gate(call: Call, rows: int, programs: Size, words: int) -> Launch:
+def _gate(call: Call, programs: Size, words: int) -> Launch:
     """words: 0 where no list is made."""
     experts = call.dim("router", 2)
     columns = max(16, power_of_two(experts))
     lanes = min(32, columns)
     constants: Constants = {
-        "experts": experts, "parts": columns // lanes, "lanes": lanes, "rows": rows,
+        "experts": experts, "parts": columns // lanes, "lanes": lanes, "rows": GATE_ROWS,
         "stride": call.stride("router"), "top_k": call.scalars["top_k"],
         "top_p": float(call.scalars["top_p"]), "block": bool(call.scalars["block"]),
         "narrow": call.array("router").dtype == "bf16", "words": words,
@@ -77,7 +77,7 @@ def _gate(call: Call, rows: int, programs: Size, words: int) -> Launch:
     arguments = {name: name for name, is_there in there.items() if is_there}
     constants |= {name: None for name, is_there in there.items() if not is_there}
     return Launch(
-        f"{MODULE}:gate", (programs, 1, 1), arguments, constants, {"n": "n"}, warps=16, stages=1
+        f"{MODULE}:gate", (programs, 1, 1), arguments, constants, {"n": "n"}, warps=8, stages=1
     )
 
 
@@ -94,7 +94,7 @@ def _block(call: Call, rows: int) -> Variant:
     experts, top_k = call.dim("router", 2), call.scalars["top_k"]
     words = -(-rows // 32)
     listed: Size = f"min({experts}, n * {top_k})"
-    first = _gate(call, min(rows, GATE_ROWS), 1, words)
+    first = _gate(call, 1, words)
     shape: Constants = {"chunk": rows, "entries": 0, "shared_tiles": 1, "member": None}
     programs = f"min({SPREAD}, {listed} + 1)"
     up = _up(call, {**shape, "fill": None}, rows, {"share": "share"}, programs, 1)
@@ -115,12 +115,12 @@ def _prompt(call: Call) -> Variant:
     # Every expert fills its tiles but the last.
     entries = experts + CHUNK * top_k // SLOTS
     programs: Size = 1 if call.scalars["block"] else f"cdiv(n, {GATE_ROWS})"
-    first = _gate(call, GATE_ROWS, programs, 0)
+    first = _gate(call, programs, 0)
     written = ("share", "expert", "fill", "member", "weight", "count")
     group = Launch(
         f"{MODULE}:group", (chunks, 1, 1), {name: name for name in written},
         {
-            "experts": experts, "columns": max(16, power_of_two(experts)), "rows": GROUP_ROWS,
+            "experts": experts, "columns": max(16, power_of_two(experts)), "rows": GATE_ROWS,
             "chunk": CHUNK, "slots": SLOTS, "entries": entries,
         },
         {"n": "n"}, warps=8, stages=1,
