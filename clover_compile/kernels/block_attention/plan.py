@@ -15,7 +15,7 @@ KERNELS = "clover_compile.kernels.block_attention.kernel"
 BUDGETS = {
     "attend": Budget(registers=255, required=MATRIX),
     "attend_part": Budget(registers=255, required=MATRIX),
-    "merge": Budget(registers=80),
+    "merge": Budget(registers=96),
 }
 
 SHORT = {2: (16, 64, 1), 8: (32, 32, 2), 16: (64, 32, 2), 32: (64, 16, 4), 64: (64, 8, 8)}

@@ -14,15 +14,15 @@ BUDGETS = {
 }
 
 PROGRAMS = 96
-"""Programs that draw the full bandwidth of 132 SMs with two 64-row tiles of weights in flight."""
+"""Programs from which on tiles of 64 outputs are taken; reckoned for 132 SMs, not measured."""
 
 
 def tile_of_outputs(outputs: int) -> int:
     """64 outputs per program, or fewer where that leaves most SMs idle.
 
-    A program of 64 rows of 2048 outputs is one of 32; 32 SMs take in less than the memory gives.
-    Tiles of 32 make 64 programs with 40 KB of weights in flight each, enough to cover a latency of
-    0.8 us; tiles of 16 would read x from L2 twice as often for the same weights.
+    2048 outputs by 64 are 32 programs: each would have to take in 100 GB/s, about all an SM can. By
+    32 they are 64 programs with 40 KB of weights in flight each, which is what 3.35 TB/s need at a
+    latency of 0.8 us; by 16, x is read from L2 twice as often for the same weights.
     """
     if -(-outputs // 64) >= PROGRAMS:
         return 64
