@@ -65,6 +65,8 @@ def _usage(registers: int = 10, stack: int = 0, **opcodes: int) -> Usage:
     [
         (_compiled(shared_limit(90) + 1), _usage(HGMMA=1), "shared"),
         (_compiled(shared_limit(86) + 1, 86), _usage(), "shared"),
+        (replace(_compiled(), tensor_memory=513), _usage(HGMMA=1), "tensor memory"),
+        (replace(_compiled(), scratch=128), _usage(HGMMA=1), "scratch"),
         (_compiled(), _usage(65, HGMMA=1), "registers"),
         (_compiled(), _usage(stack=8, HGMMA=1), "stack"),
         (_compiled(), _usage(HGMMA=1, LDL=1), "LDL"),

@@ -14,6 +14,9 @@ from clover_compile.runtime.launcher import resolve
 MATRIX = {80: "HMMA", 86: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
 """The matrix instruction of 16-bit operands each compute capability is fastest with."""
 
+TENSOR_MEMORY = 512
+"""Columns of tensor memory of an sm_100 multiprocessor."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -33,6 +36,14 @@ class Budget:
         limit = shared_limit(compiled.capability)
         if compiled.shared > limit:
             yield f"{compiled.key}: {compiled.shared} B of shared memory, at most {limit}"
+        if compiled.tensor_memory > TENSOR_MEMORY:
+            # The compiler does not complain: it makes a kernel that only traps.
+            yield (
+                f"{compiled.key}: {compiled.tensor_memory} columns of tensor memory, "
+                f"at most {TENSOR_MEMORY}"
+            )
+        if compiled.scratch:
+            yield f"{compiled.key}: {compiled.scratch} B of global scratch, none is passed"
         if usage.registers > self.registers:
             yield f"{compiled.key}: {usage.registers} registers, at most {self.registers}"
         for what, count in (("stack", usage.stack), ("local memory", usage.local)):

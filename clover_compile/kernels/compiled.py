@@ -37,6 +37,8 @@ class Compiled:
     """Warps per block to launch with; more than asked for where the compiler specialises warps."""
     scratch: int
     """Bytes of global scratch per program."""
+    tensor_memory: int = 0
+    """Columns of tensor memory (sm_100)."""
 
     def usage(self) -> Usage:
         """Registers, stack and instructions, read from the cubin."""
@@ -120,6 +122,7 @@ def compile_launch(plan: Plan, variant: Variant, launch: Launch, capability: int
     return Compiled(
         key(launch, arrays, capability), capability, made.asm["cubin"], made.asm["ptx"],
         facts.shared, facts.num_warps, facts.global_scratch_size or 0,
+        getattr(facts, "tmem_size", 0) or 0,
     )  # fmt: skip
 
 
