@@ -15,7 +15,15 @@ from clover_compile.kernels.report import kernels
 PLACES = {place.name: place for place in release.places()}
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+QUICK = (86, 90, 100)
+"""Capabilities of `make test`: the least shared memory, the two kinds of matrix instruction that
+read it. `make test-all` compiles for every one."""
+
+
+@pytest.mark.parametrize(
+    "capability",
+    [pytest.param(c, marks=[] if c in QUICK else [pytest.mark.slow]) for c in CAPABILITIES],
+)
 @pytest.mark.parametrize("name", PLACES)
 def test_within_its_budget(name: str, capability: int) -> None:
     faults = [

@@ -22,8 +22,6 @@ from clover_compile.unit import source_of, trace_unit
 from clover_compile.verify import LIMITS, relative
 from tests.interpreted.plan_engine import PlanEngine
 
-PREFIXES = (13, 70)
-"""Rows before the block: in one chunk of 64, and past it."""
 BLOCK, DRAFTED, KEPT = 32, 9, 4
 
 
@@ -60,7 +58,7 @@ def _block(engine: Any, c: Any, ids: Any, prefix: int) -> dict[str, Any]:
     return out | {f"commit.block.{k}": x for k, x in new.items()}
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("prefix", [13, pytest.param(70, marks=pytest.mark.slow)])
 def test_every_unit_agrees_with_the_eager_model(
     prefix: int, engines: tuple[EagerEngine, PlanEngine]
 ) -> None:
