@@ -43,7 +43,10 @@ class KernelsOverBudget(BuildError):
     tuned with: install one that the error names, or report it.
     """
 
-    template = "the kernels for {target} break their budget: {faults}"
+    template = (
+        "the kernels for {target} break their budget: {faults}; install the Triton that the "
+        "kernels are tested with, or report this"
+    )
 
 
 class NotClover(InputError):
