@@ -72,6 +72,11 @@ def test_the_smaller_tiles_and_a_head_of_24(rows: int) -> None:
     check(OP, made(sizes, True), "fp32", capability=86)
 
 
+def test_a_query_tile_that_ends_on_the_first_row_of_a_key_tile() -> None:
+    """Row 32 is the last of folded rows 1024..1087; it sees itself, alone in its tile of keys."""
+    check(OP, made(Sizes(33, 0, (0,), heads=33, heads_kv=1), True), "fp32")
+
+
 @pytest.mark.parametrize("rows", [5, 65])
 def test_rows_that_stand_apart(rows: int) -> None:
     """Inputs are slices of wider arrays; what lies between their rows is NaN."""
