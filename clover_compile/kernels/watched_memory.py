@@ -53,7 +53,8 @@ class Watched:
 
     def touch(self, pointers: Any, mask: Any, store: bool) -> None:
         """Checks the addresses where `mask` holds; BadAccess if one is not allowed."""
-        pointers, mask = np.broadcast_arrays(pointers, mask)
+        # The interpreter carries a mask made by arithmetic on masks as integers.
+        pointers, mask = np.broadcast_arrays(pointers, mask.astype(np.bool_))
         at = pointers[mask].astype(np.uint64)
         if at.size == 0:
             return

@@ -27,8 +27,6 @@ class Row:
     """Precisions it can hold weights in."""
     plan: str
     """"module:function" that estimates a build from a checkpoint's headers, without torch."""
-    arguments: tuple[str, ...] = ()
-    """What the class is made with."""
 
     def missing(self) -> tuple[str, ...]:
         """Modules that are not installed here."""
@@ -40,12 +38,6 @@ class Row:
             raise WrongDtype(target=name, dtype=dtype, known=", ".join(self.dtypes))
 
 
-_CARDS = {
-    "a100": "A100", "rtx3090": "RTX 3090", "l40s": "L40S", "rtx4090": "RTX 4090", "h100": "H100",
-    "h200": "H200", "b200": "B200", "rtx5090": "RTX 5090",
-}  # fmt: skip
-"""GPU of a target's name -> what its maker calls it."""
-
 TARGETS: dict[str, Row] = {
     "ort-cpu": Row(
         "clover_compile.targets.ort_cpu.build:OrtCpu",
@@ -55,22 +47,14 @@ TARGETS: dict[str, Row] = {
         ("fp32",),
         "clover_compile.targets.ort_cpu.plan:estimate",
     ),
-    **{
-        f"triton-{gpu}": Row(
-            "clover_compile.targets.triton.build:TritonTarget",
-            "launch programs, precompiled kernels and one weight store",
-            f"NVIDIA {card}",
-            ("torch", "triton"),
-            ("bf16", "fp32"),
-            "clover_compile.targets.triton.plan:estimate",
-            (gpu,),
-        )
-        for gpu, card in _CARDS.items()
-    },
 }
 
 
-PLANNED = ("ort-cuda", "trt-h100", "trt-h200", "trt-b200", "trt-l40s", "trt-rtx")
+PLANNED = (
+    "ort-cuda", "triton-a100", "triton-rtx3090", "triton-l40s", "triton-rtx4090", "triton-h100",
+    "triton-h200", "triton-b200", "triton-rtx5090", "trt-h100", "trt-h200", "trt-b200",
+    "trt-l40s", "trt-rtx",
+)  # fmt: skip
 """Targets that are designed but not in this version."""
 
 
@@ -85,7 +69,6 @@ def known(name: str) -> Row:
 
 def target(name: str) -> Target:
     """The target called `name`; raises UnknownTarget with the known ones."""
-    row = known(name)
-    module, attribute = row.target.split(":")
-    found: Target = getattr(importlib.import_module(module), attribute)(*row.arguments)
+    module, attribute = known(name).target.split(":")
+    found: Target = getattr(importlib.import_module(module), attribute)()
     return found
