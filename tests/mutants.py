@@ -34,7 +34,7 @@ from clover_compile.kernels.table import KERNELS
 ROOT = Path(__file__).parents[1]
 SURVIVORS = Path(__file__).with_name("survivors.json")
 SECONDS = 240
-"""A mutant that runs longer counts as noticed: its loop no longer ends."""
+"""A mutant that runs longer is named: its loop may no longer end, or the machine is busy."""
 
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
@@ -127,7 +127,17 @@ def _test(mutant: Mutant) -> int:
         sys.modules[module] = made
         spec.loader.exec_module(made)
         test = f"tests/interpreted/test_{mutant.op}.py"
-        flags = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        flags = [
+            "-o",
+            "timeout=0",
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+        ]
         return int(pytest.main([*flags, "-m", "not slow", str(ROOT / test)]))
 
 
@@ -156,6 +166,8 @@ def run(made: list[Mutant], jobs: int) -> list[Mutant]:
         child, status = os.wait()
         mutant = running.pop(child)
         done += 1
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+            print(f"timed out {mutant.op}:{mutant.line} {mutant.name}", flush=True)
         if status == 0:
             alive.append(mutant)
             print(f"survived  {mutant.op}:{mutant.line} {mutant.name}", flush=True)

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clover_compile.kernels.call import DTYPES
+from clover_compile.kernels.call import DTYPES, poisoned
 from clover_compile.kernels.table import fused_op
 from clover_compile.runtime.launch_plan import Plan
 from clover_compile.runtime.launcher import bind, resolve
-
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Twin:
@@ -32,11 +30,7 @@ class Twin:
         return DTYPES[array.dtype], tuple(array.shape), tuple(array.stride())
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        kind = _TORCH[dtype]
-        if kind.is_floating_point:
-            return torch.full(shape, torch.nan).to(kind)
-        most = 1 if kind is torch.bool else torch.iinfo(kind).max
-        return torch.full(shape, most, dtype=kind)
+        return poisoned(dtype, shape)
 
     def view(
         self, array: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]

@@ -10,12 +10,10 @@ from multiprocessing import get_context
 import torch
 from torch import Tensor
 
-from clover_compile.kernels.call import DTYPES
+from clover_compile.kernels.call import DTYPES, TORCH, poisoned
 from clover_compile.kernels.compiled import Compiled, compile_launch, key, operands, signature
 from clover_compile.runtime.cuda_driver import Kernel
 from clover_compile.runtime.launch_plan import Launch, Operand, Plan, Variant
-
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 Job = tuple[Plan, Variant, Launch, int]
 
@@ -60,13 +58,9 @@ class Gpu:
         return DTYPES[array.dtype], tuple(array.shape), tuple(array.stride())
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        kind = _TORCH[dtype]
         if not self.poison:
-            return torch.empty(shape, dtype=kind, device="cuda")
-        if kind.is_floating_point:
-            return torch.full(shape, torch.nan, device="cuda").to(kind)
-        most = 1 if kind is torch.bool else torch.iinfo(kind).max
-        return torch.full(shape, most, dtype=kind, device="cuda")
+            return torch.empty(shape, dtype=TORCH[dtype], device="cuda")
+        return poisoned(dtype, shape, "cuda")
 
     def launch(
         self, launch: Launch, grid: tuple[int, int, int], arrays: Mapping[str, Tensor],

@@ -24,6 +24,18 @@ DTYPES: dict[torch.dtype, str] = {
 }
 """torch dtypes -> their names in launch plans."""
 
+TORCH = {name: dtype for dtype, name in DTYPES.items()}
+"""The other way round."""
+
+
+def poisoned(dtype: str, shape: tuple[int, ...], device: str = "cpu") -> Tensor:
+    """An array of NaN (integers: the largest), so that what is read unwritten shows."""
+    kind = TORCH[dtype]
+    if kind.is_floating_point:
+        return torch.full(shape, torch.nan, device=device).to(kind)
+    most = 1 if kind is torch.bool else torch.iinfo(kind).max
+    return torch.full(shape, most, dtype=kind, device=device)
+
 
 class UnplannedCall(ValueError):
     """A call that no launch plan covers; the message says which op and why."""

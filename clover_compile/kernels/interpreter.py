@@ -7,7 +7,6 @@ stores them; `install` patches that, and `self_test` fails if the patch no longe
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,12 +18,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import interpreter
 
-from clover_compile.kernels.call import DTYPES
+from clover_compile.kernels.call import DTYPES, poisoned
+from clover_compile.kernels.compiled import function as load_kernel
 from clover_compile.kernels.watched_memory import Watched
 from clover_compile.runtime.launch_plan import Launch
 from clover_compile.runtime.launcher import BadLaunch
 
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
 _FLOATS = {
     tl.bfloat16: torch.bfloat16,
     tl.float16: torch.float16,
@@ -191,11 +190,6 @@ def self_test() -> None:
         raise RuntimeError(f"narrow floats in Triton's interpreter are wrong: {', '.join(wrong)}")
 
 
-def _function(name: str) -> Any:
-    module, function = name.split(":")
-    return getattr(importlib.import_module(module), function)
-
-
 class Interpreter:
     """A launcher device: torch CPU tensors, kernels interpreted one program after another.
 
@@ -211,12 +205,7 @@ class Interpreter:
         return DTYPES[array.dtype], tuple(array.shape), tuple(array.stride())
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        kind = _TORCH[dtype]
-        if kind.is_floating_point:
-            made = torch.full(shape, torch.nan).to(kind)
-        else:
-            most = 1 if kind is torch.bool else torch.iinfo(kind).max
-            made = torch.full(shape, most, dtype=kind)
+        made = poisoned(dtype, shape)
         self._made[made.untyped_storage().data_ptr()] = made
         return made
 
@@ -224,7 +213,7 @@ class Interpreter:
         self, launch: Launch, grid: tuple[int, int, int], arrays: Mapping[str, Tensor],
         integers: Mapping[str, int],
     ) -> None:  # fmt: skip
-        function = _function(launch.kernel)
+        function = load_kernel(launch.kernel)
         given = {**arrays, **integers, **launch.constants}
         if set(given) != set(function.arg_names):
             odd = sorted(set(given) ^ set(function.arg_names))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clover_compile.runtime import launcher
 from clover_compile.runtime.cuda_driver import Kernel, Memory, Stream, make_current
-from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Plan
+from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Plan, strides_of
 
 Array = NDArray[Any]
 
@@ -77,8 +77,7 @@ class CudaDevice:
     def empty(self, dtype: str, shape: tuple[int, ...]) -> CudaArray:
         """New memory, holding anything."""
         memory = Memory(prod(shape) * ITEMSIZE[dtype])
-        strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-        return CudaArray(memory, dtype, shape, strides)
+        return CudaArray(memory, dtype, shape, strides_of(shape))
 
     def view(
         self, array: CudaArray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
@@ -160,8 +159,7 @@ class CudaDevice:
 
 
 def _dense(array: CudaArray) -> bool:
-    planned = tuple(prod(array.shape[axis + 1 :]) for axis in range(len(array.shape)))
-    pairs = zip(array.shape, array.strides, planned, strict=True)
+    pairs = zip(array.shape, array.strides, strides_of(array.shape), strict=True)
     return all(size == 1 or stride == meant for size, stride, meant in pairs)
 
 

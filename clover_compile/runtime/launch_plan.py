@@ -33,6 +33,16 @@ class Operand:
     stride: int | None = None
 
 
+def strides_of(shape: tuple[int, ...], row: int | None = None) -> tuple[int, ...]:
+    """Strides in elements: contiguous but for axis 1, `row` elements apart."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * shape[axis]
+    if row is not None:
+        strides[0], strides[1] = row * shape[1], row
+    return tuple(strides)
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch."""

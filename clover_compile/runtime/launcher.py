@@ -8,7 +8,15 @@ from math import prod
 from typing import Any, Protocol
 
 from clover_compile.runtime.expressions import evaluate
-from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, Size, Variant
+from clover_compile.runtime.launch_plan import (
+    ITEMSIZE,
+    Launch,
+    Operand,
+    Plan,
+    Size,
+    Variant,
+    strides_of,
+)
 
 GRID_LIMIT = (2**31 - 1, 65535, 65535)
 
@@ -94,15 +102,11 @@ def _check_strides(
 ) -> None:
     if 0 in shape:
         return
-    planned = [1] * len(shape)
-    for axis in range(len(shape) - 1, 0, -1):
-        planned[axis - 1] = planned[axis] * shape[axis]
-    if operand.stride is not None:
-        planned[1] = operand.stride
+    planned = strides_of(shape, operand.stride)
     for axis, size in enumerate(shape):
         apart = axis > 0 or operand.stride is None
         if size > 1 and apart and strides[axis] != planned[axis]:
-            raise BadLaunch(f"{op}: {name}: planned strides {planned}, given {list(strides)}")
+            raise BadLaunch(f"{op}: {name}: planned strides {list(planned)}, given {list(strides)}")
 
 
 def prepare(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clover_compile.runtime.engine import Sizes
-from clover_compile.runtime.launch_plan import Plan
+from clover_compile.runtime.launch_plan import Plan, strides_of
 from clover_compile.runtime.state import State
 from clover_compile.runtime.unit_program import UnitProgram
 from clover_compile.runtime.unit_runner import ProgramDevice, UnitRunner
@@ -75,8 +76,16 @@ class Handle:
 class _Slot:
     """A runner, the launches recorded of it, and how often it ran."""
 
-    def __init__(self, runner: UnitRunner, repeat: Callable[[], None]) -> None:
-        self.runner, self.repeat, self.turn = runner, repeat, 0
+    def __init__(self, runner: UnitRunner) -> None:
+        self.runner, self.turn = runner, 0
+        self._repeat: Callable[[], None] | None = None
+
+    def run(self, device: EngineDevice) -> None:
+        """Every launch once; they are recorded at the first run, when the inputs are there."""
+        if self._repeat is None:
+            self._repeat = device.record(self.runner.run)
+        self._repeat()
+        self.turn += 1
 
 
 class ProgramState(State):
@@ -155,12 +164,8 @@ class ProgramEngine:
     def rows(self, array: Any, start: int, count: int) -> Any:
         """Rows of axis 1 of a contiguous array."""
         shape = self.device.shape(array)
-        width = int(np.prod(shape[2:]))
         part = (shape[0], count, *shape[2:])
-        strides = [1] * len(part)
-        for axis in range(len(part) - 1, 0, -1):
-            strides[axis - 1] = strides[axis] * part[axis]
-        return self.device.view(array, start * width, part, tuple(strides))
+        return self.device.view(array, start * prod(shape[2:]), part, strides_of(part))
 
     def run(
         self, unit: str, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None
@@ -176,7 +181,7 @@ class ProgramEngine:
             value = held.get(name, feeds.get(name))
             if value is None:
                 raise KeyError(f"{unit} needs {name}")
-            shape = tuple(np.shape(value)) if name not in held else self._shape(value)
+            shape = tuple(np.shape(value)) if name not in held else self.device.shape(value)
             _match(unit, name, program, shape, symbols)
             if name in held:
                 given[parts[0].buffer] = value
@@ -187,13 +192,8 @@ class ProgramEngine:
         slot = self._slot(unit, program, symbols, given)
         for name, value in written.items():
             self._write(slot.runner.inputs[name], np.asarray(value))
-        slot.repeat()
-        slot.turn += 1
+        slot.run(self.device)
         return self._handles(slot, outputs)
-
-    def _shape(self, array: Any) -> tuple[int, ...]:
-        found: tuple[int, ...] = self.device.shape(array)
-        return found
 
     def _slot(
         self, unit: str, program: UnitProgram, symbols: Mapping[str, int], given: Mapping[str, Any]
@@ -201,7 +201,7 @@ class ProgramEngine:
         key = (unit, *sorted(symbols.items()), *sorted((k, id(x)) for k, x in given.items()))
         if key not in self._slots:
             runner = UnitRunner(program, self.plans, self.weights, given, symbols, self.device)
-            self._slots[key] = _Slot(runner, self.device.record(runner.run))
+            self._slots[key] = _Slot(runner)
             while len(self._slots) > RUNNERS:
                 self._slots.popitem(last=False)
         self._slots.move_to_end(key)
@@ -210,7 +210,7 @@ class ProgramEngine:
     def _write(self, parts: tuple[Any, ...], value: Array) -> None:
         at = 0
         for part in parts:
-            width = self._shape(part)[-1] if value.ndim else 0
+            width = self.device.shape(part)[-1] if value.ndim else 0
             self.device.write(part, value[..., at : at + width] if len(parts) > 1 else value)
             at += width
 
@@ -218,11 +218,10 @@ class ProgramEngine:
         made = {}
         for name, parts in slot.runner.outputs.items():
             if outputs is None or name in outputs:
-                shape = self._shape(parts[0])
+                shape = self.device.shape(parts[0])
                 if len(parts) > 1:
-                    shape = (*shape[:-1], sum(self._shape(part)[-1] for part in parts))
+                    shape = (*shape[:-1], sum(self.device.shape(part)[-1] for part in parts))
                 made[name] = Handle(self.device, slot, parts, shape)
-                made[name].turn = slot.turn
         return made
 
 

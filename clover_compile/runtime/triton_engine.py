@@ -12,12 +12,11 @@ from clover_compile.runtime import cuda_driver
 from clover_compile.runtime.cuda_device import CudaArray, CudaDevice, Module
 from clover_compile.runtime.cuda_driver import CudaError
 from clover_compile.runtime.errors import BadBundle
-from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Plan
+from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Plan, strides_of
 from clover_compile.runtime.manifest import Checked
 from clover_compile.runtime.program_engine import ProgramEngine
 from clover_compile.runtime.terminal import one_line
 from clover_compile.runtime.unit_program import UnitProgram
-from clover_compile.runtime.unit_runner import strides_of
 
 STORED = {
     "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
@@ -139,5 +138,5 @@ def _upload(
     for name, w in stored.items():
         shape = tuple(w["shape"])
         whole = found[largest[(w["file"], w["offset"])]]
-        found.setdefault(name, device.view(whole, 0, shape, strides_of(shape, None)))
+        found.setdefault(name, device.view(whole, 0, shape, strides_of(shape)))
     return found

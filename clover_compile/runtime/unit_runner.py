@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, Protocol
 
 from clover_compile.runtime.expressions import evaluate
-from clover_compile.runtime.launch_plan import ITEMSIZE, Plan, Size
+from clover_compile.runtime.launch_plan import ITEMSIZE, Plan, Size, strides_of
 from clover_compile.runtime.unit_program import Buffer, UnitProgram, View
 
 ALIGNMENT = 256
@@ -33,17 +33,6 @@ class ProgramDevice(Protocol):
         self, plan: Plan, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
     ) -> Callable[[], None]:
         """What computes one op from `inputs` into `outputs`, as often as it is called."""
-
-
-def strides_of(shape: tuple[int, ...], row: int | None) -> tuple[int, ...]:
-    """Strides of a view in elements: contiguous but for axis 1, `row` elements apart."""
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * shape[axis]
-    if row is not None:
-        strides[1] = row
-        strides[0] = row * shape[1]
-    return tuple(strides)
 
 
 class UnitRunner:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clover_compile.gpu_check.values import truth
 from clover_compile.kernels.interpreter import Interpreter, install
 from clover_compile.kernels.op import Case, FusedOp
 from clover_compile.kernels.plans import plan_of
@@ -39,13 +40,6 @@ def interpret(
     plan = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     named = zip(op.parameters, args, strict=True)
     return run(plan, {k: x for k, x in named if k in plan.inputs}, Interpreter())
-
-
-def truth(op: FusedOp, args: Sequence[Any]) -> dict[str, Tensor]:
-    """The reference's outputs, computed in fp32 from the same (rounded) arguments."""
-    wide = [x.float() if isinstance(x, Tensor) and x.dtype is torch.bfloat16 else x for x in args]
-    result = op.reference(*wide)
-    return dict(zip(op.outputs, result if isinstance(result, tuple) else (result,), strict=True))
 
 
 def check(

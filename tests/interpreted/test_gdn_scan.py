@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from clover_compile.gpu_check.values import truth
 from clover_compile.kernels.call import UnplannedCall
 from clover_compile.kernels.gdn_scan.spec import Sizes, inputs
 from clover_compile.kernels.op import Case
 from clover_compile.kernels.plans import plan_of
 from clover_compile.kernels.table import fused_op
-from tests.interpreted.harness import DTYPES, arguments, check, interpret, one_sequence, truth
+from tests.interpreted.harness import DTYPES, arguments, check, interpret, one_sequence
 
 OP = fused_op("gdn_scan")
 CHUNKS = {80: 16, 90: 32}

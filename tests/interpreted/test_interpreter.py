@@ -31,7 +31,9 @@ copy: Any = triton.jit(_copy)
 swap: Any = triton.jit(_swap)
 
 
-def launch(kernel: str, arrays: dict[str, Any], programs: int, **constants: int) -> None:
+def launch(
+    kernel: str, arrays: dict[str, Any], programs: int, **constants: int
+) -> dict[str, Any]:  # fmt: skip
     device = Interpreter()
     made = {k: device.empty("fp32", x) if isinstance(x, tuple) else x for k, x in arrays.items()}
     call = Launch(f"{__name__}:{kernel}", (1, 1, 1), dict.fromkeys(arrays, ""), constants)
@@ -39,10 +41,13 @@ def launch(kernel: str, arrays: dict[str, Any], programs: int, **constants: int)
         device.launch(call, (programs, 1, 1), made, {})
     except interpreter.InterpreterError as error:
         raise error.__cause__ or error from None
+    return made
 
 
 def test_copy_is_allowed() -> None:
-    launch("copy", {"x": torch.ones(8), "y": (8,)}, 2, first=0, count=4, shift=1)
+    x = torch.arange(8.0)
+    made = launch("copy", {"x": x, "y": (8,)}, 2, first=0, count=4, shift=1)
+    assert torch.equal(made["y"], x)
 
 
 @pytest.mark.parametrize(

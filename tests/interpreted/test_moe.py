@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from clover_compile.gpu_check.values import truth
 from clover_compile.kernels.budget import byte_floor
 from clover_compile.kernels.call import Call
 from clover_compile.kernels.moe.plan import BLOCKS, CHUNK, SLOTS, SPREAD, read
@@ -17,7 +18,7 @@ from clover_compile.kernels.op import Case
 from clover_compile.kernels.plans import plan_of
 from clover_compile.kernels.table import fused_op
 from clover_compile.runtime.launcher import resolve
-from tests.interpreted.harness import DTYPES, arguments, check, interpret, one_sequence, truth
+from tests.interpreted.harness import DTYPES, arguments, check, interpret, one_sequence
 
 OP = fused_op("moe")
 SMALL = Sizes(4, 3, hidden=16, width=8, shared=8)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from clover_compile.gpu_check.values import truth
 from clover_compile.kernels.op import Case
 from clover_compile.kernels.pick.spec import PENALTIES, RAMPS, Sizes, inputs
 from clover_compile.kernels.table import fused_op
 from clover_compile.runtime.launcher import BadLaunch
-from tests.interpreted.harness import arguments, interpret, one_sequence, truth
+from tests.interpreted.harness import arguments, interpret, one_sequence
 
 OP = fused_op("pick")
 

@@ -1,4 +1,4 @@
-"""What a `triton-*` build needs, from headers alone. An upper bound, not fitted to builds."""
+"""What a `triton-*` build needs, from headers alone. Not fitted: no such build was measured."""
 
 from __future__ import annotations
 
