@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
     report = Report(say, debug=debug)
     target = find_target(options.target)
     bundle.check_output(options.output, options.force)
-    known(options.target).check_dtype(target.name, options.dtype)
+    dtype = known(options.target).dtype(target.name, options.dtype)
+    options = replace(options, dtype=dtype)
     report.stage(f"checking {options.model}")
     checkpoint = Checkpoint.open(options.model)
     context = context_of(options, checkpoint.config)
@@ -86,7 +87,8 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
         with _explained(model, checkpoint, context, options):
             units, passes = fused_units(model, checkpoint, options, target, report)
             report.stage(f"lowering for {target.name}")
-            emitted = target.emit(units, source_of(dict(model.named_parameters())), folder)
+            source = source_of(dict(model.named_parameters()))
+            emitted = target.emit(units, source, folder, report.say)
             report.stage("running the probes on the eager model")
             truth = prove.Truth(model, checkpoint, context)
             # Not save_file: a full disk must be an OSError.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from clover_compile.passes.base import Pass
 from clover_compile.unit import Source, Unit
+
+Say = Callable[[str], None]
+"""Takes one line of progress."""
 
 
 @dataclass
@@ -40,6 +43,9 @@ class Target:
         """Why a bundle cannot be run, and so not be proved, on this machine; None if it can."""
         return None
 
-    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path) -> Emitted:
-        """Lowers the fused Units and writes unit files and weights into `folder`."""
+    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path, say: Say) -> Emitted:
+        """Lowers the fused Units and writes unit files and weights into `folder`.
+
+        `say` gets a line now and then where that takes long.
+        """
         raise NotImplementedError
