@@ -26,6 +26,8 @@ class Emitted:
     """Stored tensor -> {file, offset, shape, dtype}."""
     built_with: dict[str, str] = field(default_factory=dict)
     accepts: dict[str, str] = field(default_factory=dict)
+    static: dict[str, Any] = field(default_factory=dict)
+    """What passes cost by count: {note, passes}, see targets/triton/static.py; may be empty."""
 
 
 class Target:
