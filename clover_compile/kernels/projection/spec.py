@@ -18,7 +18,7 @@ def inputs(rows: int, width: int, outputs: int, wide: bool, g: torch.Generator) 
 
 
 def cases() -> Iterator[Case]:
-    """Rows around the tiles, widths and outputs that no tile divides, widths of several whole tiles."""
+    """Rows around the tiles; widths and outputs that no tile divides, and widths of several."""
     for rows in (1, 2, 16, 31, 33, 64):
         yield Case(f"rows-{rows}", partial(inputs, rows, 64, 48, False))
     for outputs in (1, 17, 130, 257):
