@@ -88,7 +88,7 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
             units, passes = fused_units(model, checkpoint, options, target, report)
             report.stage(f"lowering for {target.name}")
             source = source_of(dict(model.named_parameters()))
-            emitted = target.emit(units, source, folder, report.say)
+            emitted = target.emit(units, source, folder, context, report.say)
             report.stage("running the probes on the eager model")
             truth = prove.Truth(model, checkpoint, context)
             # Not save_file: a full disk must be an OSError.
@@ -201,6 +201,7 @@ def _manifest(
         "built_with": {"python": platform.python_version(), "torch": version("torch")}
         | emitted.built_with,
         "accepts": emitted.accepts,
+        "device": emitted.device,
         "stages": {name: round(start, 2) for name, start in report.stages.items()},
     }
 

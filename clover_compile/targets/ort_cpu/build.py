@@ -27,7 +27,9 @@ class OrtCpu(Target):
     engine: ClassVar[str] = "ort"
     requirements: ClassVar[tuple[str, ...]] = ("onnxruntime",)
 
-    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path, say: Say) -> Emitted:
+    def emit(
+        self, units: Mapping[str, Unit], source: Source, folder: Path, context: int, say: Say
+    ) -> Emitted:  # fmt: skip
         """Writes <unit>.onnx for each Unit and the weight store."""
         lowered = {name: lower(unit) for name, unit in units.items()}
         expressions = {w.name: w for unit in units.values() for w in unit.weights.values()}

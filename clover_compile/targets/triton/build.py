@@ -45,7 +45,9 @@ class TritonTarget(Target):
             return f"{needs} ({self.gpu.name}); this machine has {here / 10:.1f}"
         return None
 
-    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path, say: Say) -> Emitted:
+    def emit(
+        self, units: Mapping[str, Unit], source: Source, folder: Path, context: int, say: Say
+    ) -> Emitted:  # fmt: skip
         """Writes <unit>.json, plans.json, kernels and the weight store."""
         lowered: dict[str, Lowered] = {}
         for name in (n for n in ORDER if n in units):
