@@ -33,6 +33,7 @@ from clover_compile.options import BuildOptions, context_of
 from clover_compile.passes import observe
 from clover_compile.passes.base import Event, run_passes
 from clover_compile.passes.pipeline import PIPELINE
+from clover_compile.runtime import sealing
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.errors import NotANumber
 from clover_compile.runtime.manifest import FORMAT_VERSION, canonical_json
@@ -96,14 +97,14 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
         _write_texts(folder, checkpoint)
         bundle.write_runner(folder, target.requirements)
         content = _manifest(options, target, checkpoint, context, passes, emitted, report)
-        identity = bundle.write_manifest(folder, content)
-        bundle.write_verdict(folder, {"bundle": identity, **UNDER_CONSTRUCTION})
+        identity = sealing.write_manifest(folder, content)
+        sealing.write_verdict(folder, {"bundle": identity, **UNDER_CONSTRUCTION})
         verdict = _verdict(target, folder, options, report)
         # The proof itself takes memory, often the most.
         peak = peak_memory()
-        identity = bundle.complete_manifest(folder, {"peak_memory_bytes": peak})
-        bundle.flush(folder)
-        bundle.write_verdict(folder, verdict | {"bundle": identity})
+        identity = sealing.complete_manifest(folder, {"peak_memory_bytes": peak})
+        sealing.flush(folder)
+        sealing.write_verdict(folder, verdict | {"bundle": identity})
     report.stage(f"done: {verdict['outcome']}")
     return {
         "bundle": str(options.output), "id": identity, "outcome": verdict["outcome"],
@@ -176,7 +177,7 @@ def _write_texts(folder: Path, checkpoint: Checkpoint) -> None:
     shutil.copyfile(checkpoint.tokenizer_path, folder / "tokenizer.json")
     if checkpoint.chat_template is not None:
         (folder / "chat_template.jinja").write_text(checkpoint.chat_template)
-    bundle.write_json(folder / "generation.json", prove.rules_of(checkpoint).to_dict())
+    sealing.write_json(folder / "generation.json", prove.rules_of(checkpoint).to_dict())
 
 
 def _manifest(

@@ -205,7 +205,9 @@ def test_a_machine_without_compiler_or_headers_is_told(monkeypatch: pytest.Monke
         plugin_library.library()
     monkeypatch.undo()
     monkeypatch.setattr(plugin_library, "HEADERS", (("no_such_package", "include", "x.h"),))
-    with pytest.raises(NoCompiler, match=r"x.h \(package no_such_package\); install it \(pip install"):
+    with pytest.raises(
+        NoCompiler, match=r"x.h \(package no_such_package\); install it \(pip install"
+    ):
         plugin_library.library()
 
 

@@ -49,7 +49,7 @@ def _open(checked: Checked, say: Callable[[str], None] | None) -> ProgramEngine:
     described = _read(checked, "plans.json")
     plans = {key: Plan.from_json(value) for key, value in described.items()}
     device = CudaDevice(_modules(checked.path, kernels["kernels"]), _keys(plans, described))
-    return ProgramEngine(programs, plans, _upload(checked, device, say), device)
+    return ProgramEngine(programs, plans, upload(checked, device, say), device)
 
 
 def _read(checked: Checked, name: str) -> Any:
@@ -110,7 +110,7 @@ def _keys(plans: Mapping[str, Plan], described: Mapping[str, Any]) -> Callable[[
     return lambda launch: found[id(launch)]
 
 
-def _upload(
+def upload(
     checked: Checked, device: CudaDevice, say: Callable[[str], None] | None
 ) -> dict[str, CudaArray]:
     """Copies the mapped weights to the device; a weight inside another shares its memory."""

@@ -60,11 +60,11 @@ class Built:
     nbytes: int
 
 
-def requests(units: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Request]:
-    """What the builder is asked for, from the manifest's Units; files lie in `folder`."""
+def requests(units: Mapping[str, Mapping[str, Any]], source: Path, target: Path) -> list[Request]:
+    """What the builder is asked for, from the manifest's Units: <unit>.onnx to <unit>.engine."""
     return [
         Request(
-            name, str(folder / f"{name}.onnx"), str(folder / f"{name}.engine"),
+            name, str(source / f"{name}.onnx"), str(target / f"{name}.engine"),
             list(unit["nodes"]), unit["shapes"], unit["values"], unit["aliases"],
         )
         for name, unit in units.items()
@@ -78,7 +78,7 @@ class Builder:
         """module: `tensorrt` or `tensorrt_rtx`. Raises EngineRefused without the plugin."""
         self.trt = importlib.import_module(module)
         self.say, self.words = say, list[str]()
-        self.logger = _logger(self.trt, self.words)
+        self.logger = quiet_logger(self.trt, self.words)
         self.plugin = load_plugin(self.trt, library)
         self.builder = self.trt.Builder(self.logger)
         self.cache: Any = None
@@ -167,7 +167,7 @@ def last_fault(plugin: ctypes.CDLL) -> str:
     return text.value.decode(errors="replace")
 
 
-def _logger(trt: Any, words: list[str]) -> Any:
+def quiet_logger(trt: Any, words: list[str]) -> Any:
     """A logger that keeps errors for the exception instead of printing them."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]

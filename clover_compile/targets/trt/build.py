@@ -171,7 +171,7 @@ class TensorRtRtxTarget(TensorRtTarget):
         self, folder: Path, plugin: Path, made: Mapping[str, Made], emitted: Emitted, say: Say
     ) -> None:  # fmt: skip
         """Builds every engine and checks it against the manifest; the ONNX files go."""
-        for one in rtx.build_engines(plugin, requests(emitted.units, folder), say):
+        for one in rtx.build_engines(plugin, requests(emitted.units, folder, folder), say):
             unit = emitted.units[one.unit]
             faults = engine_faults(unit, one, made[one.unit].attributes.values(), folder)
             if faults:
