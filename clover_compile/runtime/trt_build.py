@@ -111,7 +111,7 @@ class Builder:
         layers = [network.get_layer(i) for i in range(network.num_layers)]
         plugins = [layer.name for layer in layers if layer.type == kind]
         outputs = [network.get_output(i) for i in range(network.num_outputs)]
-        if plugins != list(request.plugins):
+        if sorted(plugins) != sorted(request.plugins):
             left = sorted(set(request.plugins) ^ set(plugins))
             raise EngineRefused(
                 f"{request.unit}: {len(plugins)} plugin layers instead of "

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from clover_compile.runtime.cuda_device import CudaArray, CudaDevice
+from clover_compile.runtime.cuda_driver import CudaError
 from clover_compile.runtime.engine import Array, Sizes
-from clover_compile.runtime.errors import EngineFailed
+from clover_compile.runtime.errors import BadBundle, EngineFailed
 from clover_compile.runtime.launch_plan import strides_of
 from clover_compile.runtime.manifest import Checked
 from clover_compile.runtime.program_engine import ProgramState, Stale
+from clover_compile.runtime.terminal import one_line
 from clover_compile.runtime.triton_engine import upload
 from clover_compile.runtime.trt_build import last_fault, load_plugin, quiet_logger
 from clover_compile.runtime.trt_checks import check
@@ -133,9 +135,15 @@ class TrtEngine:
     def __init__(self, checked: Checked, allow_native: bool = False) -> None:
         """Raises BadBundle unless machine, versions and plugin are those the bundle needs."""
         device = check(checked, allow_native)
+        self.words: list[str] = []
+        try:
+            self._open(checked, device)
+        except CudaError as error:
+            raise BadBundle(one_line(str(checked.path)), one_line(str(error))) from None
+
+    def _open(self, checked: Checked, device: Mapping[str, Any]) -> None:
         self.device = CudaDevice({}, lambda launch: "")
         trt = importlib.import_module(device["module"])
-        self.words: list[str] = []
         self.logger = quiet_logger(trt, self.words)
         self.plugin: ctypes.CDLL = load_plugin(trt, checked.path / device["plugin"])
         self.runtime = trt.Runtime(self.logger)

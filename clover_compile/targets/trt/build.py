@@ -191,9 +191,13 @@ def engine_faults(
     """
     meant = {
         "inputs": [*unit["inputs"], *unit["weights"]], "outputs": unit["outputs"],
-        "plugin layers": list(unit["nodes"]),
+        "plugin layers": sorted(unit["nodes"]),
     }  # fmt: skip
-    found = {"inputs": built.inputs, "outputs": built.outputs, "plugin layers": built.plugins}
+    found = {
+        "inputs": built.inputs,
+        "outputs": built.outputs,
+        "plugin layers": sorted(built.plugins),
+    }
     faults = [f"{what} are {found[what]}, meant {meant[what]}" for what in meant
               if found[what] != meant[what]]  # fmt: skip
     plan = (folder / f"{built.unit}.engine").read_bytes()
