@@ -36,7 +36,7 @@ from clover_compile.passes.pipeline import PIPELINE
 from clover_compile.runtime import sealing
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.errors import NotANumber
-from clover_compile.runtime.manifest import FORMAT_VERSION, canonical_json
+from clover_compile.runtime.manifest import FORMAT_VERSION, canonical_json, read_bundle
 from clover_compile.targets.base import Emitted, Target
 from clover_compile.targets.table import known
 from clover_compile.targets.table import target as find_target
@@ -116,6 +116,8 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
 def _verdict(target: Target, folder: Path, options: BuildOptions, report: Report) -> dict[str, Any]:
     """The proof, or why this machine cannot give one."""
     if reason := target.cannot_run():
+        # What the proof would do first: nothing is written that the runner refuses as damaged.
+        read_bundle(folder, unfinished=True)
         return {"outcome": "compiled, not run", "reason": reason, "dtype": options.dtype}
     report.stage("proving the bundle")
     loaded = load(folder, unverified=True, unfinished=True)
@@ -126,15 +128,19 @@ def fused_units(
     model: Clover, checkpoint: Checkpoint, options: BuildOptions, target: Target, report: Report
 ) -> tuple[dict[str, Unit], dict[str, dict[str, int]]]:
     """Traces and fuses every Unit, checked after every pass; also the rewrites by Unit and pass."""
-    source = source_of(dict(model.named_parameters()))
+    # In fp32 whatever the model's dtype: in 16 bits any reordered sum moves every later row.
+    stored = source_of(dict(model.named_parameters()))
+
+    def source(name: str) -> torch.Tensor:
+        return stored(name).float()
+
     units: dict[str, Unit] = {}
     passes: dict[str, dict[str, int]] = {}
     for name in interface.units(model.config):
         report.stage(f"tracing and fusing {name}")
         unit = trace_unit(model, checkpoint.generation, name)
-        dtype = DTYPES[options.dtype]
         examples = [
-            trace.example(model.config, name, rows, prefix, seed, dtype)
+            trace.example(model.config, name, rows, prefix, seed, torch.float32)
             for seed, (rows, prefix) in enumerate(CHECK_SIZES)
         ]
         observers = [observe.check(examples, source)]
@@ -203,6 +209,7 @@ def _manifest(
         | emitted.built_with,
         "accepts": emitted.accepts,
         "device": emitted.device,
+        "static": emitted.static,
         "stages": {name: round(start, 2) for name, start in report.stages.items()},
     }
 

@@ -6,12 +6,13 @@ Every check reads files, package metadata or the driver; none imports TensorRT, 
 from __future__ import annotations
 
 import glob
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from clover_compile.runtime import cuda_driver
-from clover_compile.runtime.errors import BadBundle
+from clover_compile.runtime.errors import BadBundle, WrongMachine
 from clover_compile.runtime.hashes import cache_folder, file_hash
 from clover_compile.runtime.manifest import Checked
 from clover_compile.runtime.strict_json import quote
@@ -28,22 +29,22 @@ KEYS: dict[str, type] = {
 
 
 def check(checked: Checked, allow_native: bool, finishing: bool = False) -> dict[str, Any]:
-    """The manifest's `device`; BadBundle if this machine cannot open (or finish) the bundle."""
-    device = checked.manifest.get("device")
-    faults = _stated(device, checked)
-    if not faults:
-        assert isinstance(device, dict)
-        faults = [
-            fault
-            for fault in (
-                _finished(device, finishing), _nodes(checked), _gpu(device, checked),
-                _version(device), _native(checked, device, allow_native),
-            )
-            if fault
-        ]  # fmt: skip
-    if faults:
-        raise BadBundle(one_line(str(checked.path)), one_line(faults[0]))
-    assert isinstance(device, dict)
+    """The manifest's `device`; BadBundle or WrongMachine if this machine cannot open (or finish)
+    the bundle."""
+    stated = checked.manifest.get("device")
+    faults = _stated(stated, checked)
+    device: dict[str, Any] = stated if isinstance(stated, dict) else {}
+    fault = faults[0] if faults else _finished(device, finishing) or _nodes(checked)
+    if fault:
+        raise BadBundle(one_line(str(checked.path)), one_line(fault))
+    for wrong in (_gpu(device), _version(device)):
+        if wrong is not None:
+            needs, here, remedy = map(one_line, wrong)
+            path, target = one_line(str(checked.path)), checked.manifest["target"]
+            raise WrongMachine(path=path, target=target, needs=needs, here=here, remedy=remedy)
+    fault = _native(checked, device, allow_native)
+    if fault:
+        raise BadBundle(one_line(str(checked.path)), one_line(fault))
     return device
 
 
@@ -81,31 +82,42 @@ def _nodes(checked: Checked) -> str:
     return ""
 
 
-def _gpu(device: dict[str, Any], checked: Checked) -> str:
-    wanted = " or ".join(f"{x / 10:.1f}" for x in device["capabilities"])
-    needs = f"{checked.manifest['target']} needs an NVIDIA GPU of compute capability {wanted}"
+Wrong = tuple[str, str, str] | None
+"""What is needed, what is here, and what to do."""
+
+
+def wrong_gpu(capabilities: Sequence[int]) -> Wrong:
+    """Whether the machine has a GPU of one of these compute capabilities (times ten)."""
+    wanted = " or ".join(f"{x / 10:.1f}" for x in capabilities)
+    needs, elsewhere = f"an NVIDIA GPU of compute capability {wanted}", "move the bundle to one"
     if cuda_driver.device_count() == 0:
-        return f"{needs}; this machine has none: move the bundle to one that has"
+        return needs, f"none ({cuda_driver.why_no_device()})", elsewhere
     here = cuda_driver.capability()
-    if here not in device["capabilities"]:
-        return (
-            f"{needs}; this machine has {here / 10:.1f} ({cuda_driver.device_name()}): build for it"
-        )
-    return ""
+    if here in capabilities:
+        return None
+    return (
+        needs,
+        f"{here / 10:.1f} ({cuda_driver.device_name()})",
+        f"{elsewhere}, or build for this",
+    )
 
 
-def _version(device: dict[str, Any]) -> str:
+def _gpu(device: dict[str, Any]) -> Wrong:
+    return wrong_gpu(device["capabilities"])
+
+
+def _version(device: dict[str, Any]) -> Wrong:
     """An engine opens with the very version that built it; a builder may be any of the range."""
     package = PACKAGES[device["module"]]
     built = device.get("built_with")
     wanted = device["versions"] if built is None else f"=={built}"
-    remedy = f"pip install '{package}{wanted}'"
+    needs, remedy = f"{package} {wanted}", f"run: pip install '{package}{wanted}'"
     try:
         found = metadata.version(package)
     except metadata.PackageNotFoundError:
-        return f"needs {package} {wanted}, which is not installed: {remedy}"
+        return needs, "none", remedy
     fits = inside(found, device["versions"]) if built is None else found == built
-    return "" if fits else f"{package} {found} is installed, the bundle needs {wanted}: {remedy}"
+    return None if fits else (needs, found, remedy)
 
 
 def _native(checked: Checked, device: dict[str, Any], allowed: bool) -> str:

@@ -148,7 +148,7 @@ class TrtEngine:
         self.plugin: ctypes.CDLL = load_plugin(trt, checked.path / device["plugin"])
         self.runtime = trt.Runtime(self.logger)
         self.nowhere = self.device.empty("i8", (256,))
-        self.weights = upload(checked, self.device, None)
+        self.weights = upload(checked, self.device)
         self.units = {
             name: _Unit(self, name, row, (checked.path / row["file"]).read_bytes())
             for name, row in checked.manifest["units"].items()

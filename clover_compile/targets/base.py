@@ -28,6 +28,8 @@ class Emitted:
     accepts: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
     """What an engine that is built in a second step takes: see targets/trt/build.py."""
+    static: dict[str, Any] = field(default_factory=dict)
+    """What passes cost by count: {note, passes}, see targets/triton/static.py; may be empty."""
 
 
 class Target:

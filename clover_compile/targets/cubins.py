@@ -19,6 +19,7 @@ from clover_compile.kernels.budget import budget_of
 from clover_compile.kernels.compiled import (
     Compiled,
     Usage,
+    assembler,
     compile_launch,
     key,
     operands,
@@ -62,7 +63,25 @@ class Cubins:
 
     def table(self) -> dict[str, Any]:
         """What a session needs to launch them, as JSON values."""
-        return {"capability": self.capability, "kernels": self.rows}
+        return {
+            "capability": self.capability, "assembler": assembler(self.capability),
+            "driver": driver(self.capability), "kernels": self.rows,
+        }  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        """The worst of all kernels, and how many miss the released model's budgets."""
+        worst = {k: max(row[k] for row in self.rows.values())
+                 for k in ("registers", "shared", "stack")}  # fmt: skip
+        over = sum(bool(row["over_budget"]) for row in self.rows.values())
+        table = self.table()
+        count = len(table.pop("kernels"))
+        return {**table, "count": count, **worst, "over_budget": over}
+
+
+def driver(capability: int) -> int:
+    """CUDA release times a thousand that a driver must support to load these cubins: drivers read
+    what assemblers of their own major release, or an older one, made."""
+    return int(assembler(capability).split(".")[0]) * 1000
 
 
 def plan_key(plan: Plan) -> str:

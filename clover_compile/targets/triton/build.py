@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from clover_compile.kernels.architecture import ARCHITECTURES, Architecture
+from clover_compile.kernels.costs import GAP
 from clover_compile.passes.base import Pass
-from clover_compile.runtime import cuda_driver
+from clover_compile.runtime.gpu_needs import GpuNeeds
 from clover_compile.runtime.launch_plan import Plan
 from clover_compile.runtime.unit_program import UnitProgram
 from clover_compile.targets.base import Emitted, Say, Target
-from clover_compile.targets.cubins import compile_plans, plan_key
+from clover_compile.targets.cubins import compile_plans, driver, plan_key
+from clover_compile.targets.triton import static
 from clover_compile.targets.triton.join import JoinWriteGate
 from clover_compile.targets.triton.lowering import Lowered, Lowering
 from clover_compile.targets.triton.store import write_store
@@ -23,6 +25,11 @@ from clover_compile.unit import Source, Unit
 PLANS, KERNELS = "plans.json", "kernels.json"
 ORDER = ("verify", "replay", "commit", "preview", "pick")
 """A replay reads the tapes where its verify left them."""
+
+NOTE = (
+    "counted and modelled, nothing ran: bytes that must move at least, over the memory's published "
+    f"bandwidth, and {GAP * 1e6:.0f} us for each launch"
+)
 
 
 class TritonTarget(Target):
@@ -37,13 +44,8 @@ class TritonTarget(Target):
 
     def cannot_run(self) -> str | None:
         """Why the bundle cannot be proved on this machine, or None."""
-        needs = f"needs an NVIDIA GPU of compute capability {self.gpu.capability / 10:.1f}"
-        if cuda_driver.device_count() == 0:
-            return f"{needs} ({self.gpu.name}); this machine has none"
-        here = cuda_driver.capability()
-        if here != self.gpu.capability:
-            return f"{needs} ({self.gpu.name}); this machine has {here / 10:.1f}"
-        return None
+        capability = self.gpu.capability
+        return GpuNeeds(self.name, capability, driver(capability), weights=0).reason()
 
     def emit(
         self, units: Mapping[str, Unit], source: Source, folder: Path, context: int, say: Say
@@ -69,6 +71,11 @@ class TritonTarget(Target):
             weights=weights,
             built_with={p: version(p) for p in ("triton", "numpy")},
             accepts={"numpy": ">=2,<3"},
+            static={
+                "note": NOTE,
+                "kernels": cubins.summary(),
+                "passes": static.table({k: x.program for k, x in lowered.items()}, plans, self.gpu),
+            },
         )
 
     def _ops(self, one: Lowered, plans: Mapping[str, Plan]) -> dict[str, dict[str, Any]]:

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 from clover_compile.errors import EngineBuildFailed
 from clover_compile.kernels.architecture import ARCHITECTURES
 from clover_compile.passes.base import Pass
-from clover_compile.runtime import cuda_driver
 from clover_compile.runtime.trt_build import Built, requests
+from clover_compile.runtime.trt_checks import wrong_gpu
 from clover_compile.targets.base import Emitted, Say, Target
 from clover_compile.targets.cubins import Cubins, compile_plans, plan_key
 from clover_compile.targets.triton.join import JoinWriteGate
@@ -160,12 +160,8 @@ class TensorRtRtxTarget(TensorRtTarget):
 
     def cannot_run(self) -> str | None:
         """Why the bundle cannot be proved on this machine, or None."""
-        wanted = ", ".join(f"{x / 10:.1f}" for x in self.capabilities)
-        needs = f"needs an NVIDIA GPU of compute capability {wanted}"
-        if cuda_driver.device_count() == 0:
-            return f"{needs}; this machine has none"
-        here = cuda_driver.capability()
-        return None if here in self.capabilities else f"{needs}; this machine has {here / 10:.1f}"
+        wrong = wrong_gpu(self.capabilities)
+        return None if wrong is None else f"needs {wrong[0]}; this machine has {wrong[1]}"
 
     def _complete(
         self, folder: Path, plugin: Path, made: Mapping[str, Made], emitted: Emitted, say: Say
