@@ -149,7 +149,8 @@ def write_runner(folder: Path, engine_requirements: tuple[str, ...]) -> None:
         for path in sorted((package / "runtime").rglob("*.py")):
             _add(archive, str(Path("clover_compile") / path.relative_to(package)), path.read_text())
     names = sorted({*REQUIREMENTS, *engine_requirements})
-    lines = [f"{name}=={version(name).split('+')[0]}" for name in names]
+    # What a build does not need here comes with the versions it accepts.
+    lines = [x if ">" in x else f"{x}=={version(x).split('+')[0]}" for x in names]
     (folder / "requirements.txt").write_text("\n".join(lines) + "\n")
 
 

@@ -215,11 +215,3 @@ class OtherModel(InputError):
         "{model}: not the checkpoint this bundle was built from (other hashes: {files}); "
         "give that one, or leave --model out"
     )
-
-
-class PlannedTarget(InputError):
-    """The target is designed but not in this version: nothing was tested on that hardware, and an
-    untested bundle is worse than none.
-    """
-
-    template = "target {name} is designed but not in this version; choose one of: {known}"

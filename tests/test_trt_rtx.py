@@ -37,7 +37,7 @@ class Watched(trt.TensorRtRtxTarget):
     built: dict[str, Built]
     made: Any
 
-    def _complete(self, folder: Path, plugin: Path, made: Any, emitted: Emitted, say: Any) -> None:
+    def _complete(self, folder: Path, made: Any, emitted: Emitted, say: Any) -> None:
         self.made, self.built = made, {}
         faults = trt.engine_faults
 
@@ -47,7 +47,7 @@ class Watched(trt.TensorRtRtxTarget):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trt, "engine_faults", note)
-            super()._complete(folder, plugin, made, emitted, say)
+            super()._complete(folder, made, emitted, say)
 
 
 Made = tuple[Watched, Emitted, Path, dict[str, Unit]]
@@ -133,7 +133,7 @@ def test_an_engine_that_is_not_as_meant_is_no_bundle(
     monkeypatch.setattr(engines, lambda *_: [target.built["pick"]])
     monkeypatch.setattr(trt, "engine_faults", lambda *_: ["it is another one"])
     with pytest.raises(EngineBuildFailed, match="pick: it is another one"):
-        trt.TensorRtRtxTarget("89")._complete(tmp_path, tmp_path, target.made, emitted, print)
+        trt.TensorRtRtxTarget("89")._complete(tmp_path, target.made, emitted, print)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clover_compile.errors import PlannedTarget, UnknownTarget, WrongDtype
+from clover_compile.errors import UnknownTarget, WrongDtype
 from clover_compile.options import TARGETS_OWN
 
 if TYPE_CHECKING:
@@ -75,6 +75,14 @@ TARGETS: dict[str, Row] = {
         ("fp32",),
         "clover_compile.targets.ort_cpu.plan:estimate",
     ),
+    "ort-cuda": Row(
+        "clover_compile.targets.ort_cuda.build:OrtCuda",
+        "ONNX and one weight store for ONNX Runtime's CUDA provider, bf16 or fp16",
+        "NVIDIA GPUs, with onnxruntime-gpu",
+        ("torch", "onnx"),
+        ("bf16", "fp16"),
+        "clover_compile.targets.triton.plan:estimate",
+    ),
     "trt-h100": _trt("h100", "NVIDIA H100 (9.0)"),
     "trt-h200": _trt("h200", "NVIDIA H200 (9.0)"),
     "trt-b200": _trt("b200", "NVIDIA B200 (10.0)"),
@@ -98,16 +106,8 @@ TARGETS: dict[str, Row] = {
 }
 
 
-PLANNED = (
-    "ort-cuda",
-)  # fmt: skip
-"""Targets that are designed but not in this version."""
-
-
 def known(name: str) -> Row:
-    """The row of a target; raises PlannedTarget or UnknownTarget with the known ones."""
-    if name in PLANNED:
-        raise PlannedTarget(name=name, known=", ".join(TARGETS))
+    """The row of a target; raises UnknownTarget with the known ones."""
     if name not in TARGETS:
         raise UnknownTarget(name=name, known=", ".join(TARGETS))
     return TARGETS[name]

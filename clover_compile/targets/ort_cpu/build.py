@@ -36,7 +36,8 @@ class OrtCpu(Target):
         wanted = {stored.name: stored for one in lowered.values() for stored in one.weights}
         (folder / WEIGHTS).parent.mkdir()
         weights = write_weights(
-            folder / WEIGHTS, [_stored(s, expressions[s.weight], source) for s in wanted.values()]
+            folder / WEIGHTS,
+            [stored_weight(s, expressions[s.weight], source) for s in wanted.values()],
         )
         placement = {
             stored.name: (
@@ -58,7 +59,8 @@ class OrtCpu(Target):
         )
 
 
-def _stored(stored: StoredWeight, weight: Weight, source: Source) -> Stored:
+def stored_weight(stored: StoredWeight, weight: Weight, source: Source) -> Stored:
+    """A weight for the store, in the layout its file wants."""
     return Stored(
         stored.name,
         stored.shape,

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from clover_compile.errors import EngineBuildFailed
+from clover_compile.errors import EngineBuildFailed, MissingExtra
 from clover_compile.kernels.architecture import ARCHITECTURES
 from clover_compile.passes.base import Pass
 from clover_compile.runtime.trt_build import Built, requests
@@ -70,9 +70,11 @@ class TensorRtTarget(Target):
     tail: ClassVar[tuple[Pass, ...]] = (JoinWriteGate(), FuseAngles())
     module: ClassVar[str] = "tensorrt"
     versions: ClassVar[str] = ">=11,<12"
+    requirements: ClassVar[tuple[str, ...]] = ("tensorrt>=11,<12",)
 
     def __init__(self, gpu: str) -> None:
         self.name = f"trt-{gpu}"
+        self.plugin = library()  # what is missing is told before the minutes a build takes
         self.capabilities: tuple[int, ...] = (ARCHITECTURES[gpu].capability,)
 
     def cannot_run(self) -> str | None:
@@ -84,13 +86,12 @@ class TensorRtTarget(Target):
         self, units: Mapping[str, Unit], source: Source, folder: Path, context: int, say: Say
     ) -> Emitted:  # fmt: skip
         """Writes <unit>.onnx, the plugin with its sources, weights and finish.py."""
-        plugin = library()
         made = self._lower(units, say)
         described = {name: self._describe(one, units[name], context) for name, one in made.items()}
         for name, one in made.items():
             model = plugin_model(one.graph, one.attributes)
             (folder / f"{name}.onnx").write_bytes(model.SerializeToString(deterministic=True))
-        _write_plugin(folder, plugin.path)
+        _write_plugin(folder, self.plugin.path)
         weights = write_store(folder, units, {}, source)
         emitted = Emitted(
             units=described,
@@ -101,14 +102,14 @@ class TensorRtTarget(Target):
             device={
                 "module": self.module, "versions": self.versions,
                 "capabilities": list(self.capabilities), "plugin": PLUGIN,
-                "plugin_sources": plugin.sources, "finished": False,
+                "plugin_sources": self.plugin.sources, "finished": False,
             },
         )  # fmt: skip
-        self._complete(folder, plugin.path, made, emitted, say)
+        self._complete(folder, made, emitted, say)
         return emitted
 
     def _complete(
-        self, folder: Path, plugin: Path, made: Mapping[str, Made], emitted: Emitted, say: Say
+        self, folder: Path, made: Mapping[str, Made], emitted: Emitted, say: Say
     ) -> None:  # fmt: skip
         """What a bundle needs to be finished elsewhere."""
         (folder / "finish.py").write_text(FINISH)
@@ -155,7 +156,10 @@ class TensorRtRtxTarget(TensorRtTarget):
     requirements: ClassVar[tuple[str, ...]] = ("tensorrt-rtx",)
 
     def __init__(self, *capabilities: str) -> None:
+        if rtx.rtx_library() is None:
+            raise MissingExtra(package="tensorrt-rtx", extra="rtx")
         self.name = "trt-rtx"
+        self.plugin = library()
         self.capabilities = tuple(int(x) for x in capabilities)
 
     def cannot_run(self) -> str | None:
@@ -164,10 +168,12 @@ class TensorRtRtxTarget(TensorRtTarget):
         return None if wrong is None else f"needs {wrong[0]}; this machine has {wrong[1]}"
 
     def _complete(
-        self, folder: Path, plugin: Path, made: Mapping[str, Made], emitted: Emitted, say: Say
+        self, folder: Path, made: Mapping[str, Made], emitted: Emitted, say: Say
     ) -> None:  # fmt: skip
         """Builds every engine and checks it against the manifest; the ONNX files go."""
-        for one in rtx.build_engines(plugin, requests(emitted.units, folder, folder), say):
+        for one in rtx.build_engines(
+            self.plugin.path, requests(emitted.units, folder, folder), say
+        ):
             unit = emitted.units[one.unit]
             faults = engine_faults(unit, one, made[one.unit].attributes.values(), folder)
             if faults:

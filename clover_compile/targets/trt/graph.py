@@ -37,6 +37,8 @@ class FusedNode:
     scalars: Mapping[str, Any]
     outputs: Mapping[str, str]
     """Result of the op -> tensor; results nobody reads are not here."""
+    results: Mapping[str, torch.dtype]
+    """dtypes of those results."""
     plans: Mapping[int, Plan]
     """Compute capability -> what is launched there."""
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -140,7 +140,12 @@ class Lowering:
             for result, parameter in ALIASES.get(op.name, {}).items()
             if result in outputs and outputs[result] in self.unit.outputs
         }
-        self.nodes.append(FusedNode(node.name, op, inputs, scalars, outputs, plans, aliases))
+        value = node.meta["val"]
+        values = dict(
+            zip(op.outputs, value if isinstance(value, tuple | list) else (value,), strict=True)
+        )
+        types = {result: values[result].dtype for result in outputs}
+        self.nodes.append(FusedNode(node.name, op, inputs, scalars, outputs, types, plans, aliases))
         return node
 
     def _results(self, node: fx.Node, op: FusedOp) -> dict[str, str]:

@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from torch import Tensor
 
 from clover_compile import __version__
-from clover_compile.kernels.onnx_text import DOMAIN, DOMAIN_VERSION, OPSETS, OnnxFunction
+from clover_compile.kernels.onnx_text import DOMAIN, DOMAIN_VERSION, OPSETS, OnnxFunction, Shape
 from clover_compile.targets.ort_cpu.lowering import IR_VERSION
 from clover_compile.targets.trt.graph import Array, FusedNode, Graph
 from clover_compile.targets.trt.lowering import ELEMENTS
@@ -40,7 +40,7 @@ def plugin_model(graph: Graph, attributes: Mapping[str, Attributes]) -> ModelPro
         for node in graph.nodes
     ]
     constants = [_engine_constant(name, x) for name, x in graph.constants.items()]
-    return _model(graph, nodes, constants, [])
+    return graph_model(graph, nodes, [], constants)
 
 
 def function_model(graph: Graph) -> Expanded:
@@ -52,19 +52,21 @@ def function_model(graph: Graph) -> Expanded:
         if isinstance(node, NodeProto):
             nodes.append(node)
             continue
-        shapes = {
-            k: tuple(n if isinstance(n, int) else None for n in x.shape)
-            for k, x in node.inputs.items()
-        }
-        function = node.op.slot("onnx")(shapes, dict(node.scalars))
+        function = node.op.slot("onnx")(dynamic_shapes(node), dict(node.scalars))
         known = functions.setdefault(function.name, function)
         if known.proto != function.proto:
             raise ValueError(f"two different functions {function.name} in {graph.unit}")
         layouts |= {node.inputs[k].name: layout for k, layout in function.layouts.items()}
-        nodes += _function_nodes(node, function)
-    constants = [_constant(name, x) for name, x in graph.constants.items()]
+        nodes += function_nodes(node, function)
     used = [function for _, function in sorted(functions.items())]
-    return Expanded(_model(graph, nodes, constants, used), layouts)
+    return Expanded(graph_model(graph, nodes, used), layouts)
+
+
+def dynamic_shapes(node: FusedNode) -> dict[str, Shape]:
+    """Shapes of a node's inputs as ONNX functions are made for them."""
+    return {
+        k: tuple(n if isinstance(n, int) else None for n in x.shape) for k, x in node.inputs.items()
+    }
 
 
 def _plugin_node(node: FusedNode, attributes: Attributes) -> NodeProto:
@@ -80,7 +82,8 @@ def _plugin_node(node: FusedNode, attributes: Attributes) -> NodeProto:
     return made
 
 
-def _function_nodes(node: FusedNode, function: OnnxFunction) -> list[NodeProto]:
+def function_nodes(node: FusedNode, function: OnnxFunction) -> list[NodeProto]:
+    """A call of the function, and what copies results that equal an input."""
     inputs = [node.inputs[k].name for k in function.inputs]
     results = [node.op.outputs[i] for i in function.outputs]
     outputs = [node.outputs.get(r, f"{node.name}.unread.{r}") for r in results]
@@ -100,11 +103,6 @@ def _value(array: Array) -> ValueInfoProto:
     return made
 
 
-def _constant(name: str, value: Tensor) -> TensorProto:
-    made: TensorProto = numpy_helper.from_array(value.numpy(), name)
-    return made
-
-
 def _engine_constant(name: str, value: Tensor) -> TensorProto:
     """Engines have no fp64: it travels as int64 with the same bits."""
     array = value.numpy()
@@ -114,10 +112,15 @@ def _engine_constant(name: str, value: Tensor) -> TensorProto:
     return made
 
 
-def _model(
-    graph: Graph, nodes: list[NodeProto], constants: list[TensorProto],
-    functions: list[OnnxFunction],
+def graph_model(
+    graph: Graph, nodes: list[NodeProto], functions: list[OnnxFunction],
+    constants: list[TensorProto] | None = None,
 ) -> ModelProto:  # fmt: skip
+    """The file: the graph's arrays around these nodes; its constants as they are if none given."""
+    if constants is None:
+        constants = [
+            numpy_helper.from_array(x.numpy(), name) for name, x in graph.constants.items()
+        ]
     made = helper.make_graph(
         nodes, graph.unit, [_value(x) for x in (*graph.inputs, *graph.weights)],
         [_value(x) for x in graph.outputs], constants,
