@@ -19,14 +19,12 @@ from typing import Any
 import pytest
 import torch
 
-from clover_compile import models
+from clover_compile import models, oversize
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import NoCompiler
 from clover_compile.kernels import release
 from clover_compile.model import interface
-from clover_compile.model.clover import Clover
 from clover_compile.model.config import ModelConfig
-from clover_compile.model.load import load_model
 from clover_compile.passes.base import run_passes
 from clover_compile.passes.pipeline import PIPELINE
 from clover_compile.runtime.trt_build import requests
@@ -62,10 +60,7 @@ def config() -> ModelConfig:
 def engines(folder: Path, say: Say, capability: str = "89") -> dict[str, dict[str, Any]]:
     """Builds every Unit's engine; Unit -> what was measured and found."""
     c = config()
-    with torch.device("meta"):
-        shapes = {name: x.shape for name, x in Clover(c).named_parameters()}
-    # Memory that is never touched takes none.
-    model = load_model(c, lambda n, dtype: torch.empty(shapes[n], dtype=dtype), torch.bfloat16)
+    model = oversize.shell(c, torch.bfloat16)
     generation = Checkpoint.open(models.find()).generation
     target = TensorRtRtxTarget(capability)
     units = {}

@@ -30,6 +30,8 @@ from clover_compile.runtime.trt_checks import PACKAGES, check
 
 Say = Callable[[str], None]
 
+PROBES = "probes.safetensors"
+
 OWN = ("manifest.json", "MANIFEST.sha256", "verdict.json", "costs.json", "finish.py")
 """Files of the parent that the new bundle does not take over, beside its ONNX."""
 
@@ -37,6 +39,8 @@ MAX_ERROR, TOP1 = 3e-2, 0.99
 """What stored logits must be met within, as in a proof: of the largest logit, and of the rows."""
 
 LEFT = "its engines meet the stored probes; `clover-compile verify` gives the whole verdict"
+
+NOTHING = "the bundle holds no probes, so nothing was compared"
 
 
 def finish(path: Path, output: Path, say: Say, allow_native: bool = False) -> dict[str, Any]:
@@ -61,7 +65,10 @@ def finish(path: Path, output: Path, say: Say, allow_native: bool = False) -> di
         say("comparing with the stored probes")
         figures = _compare(read_bundle(folder, unfinished=True))
         sealing.flush(folder)
-        verdict = {"outcome": "unproved", "reason": LEFT, "probes": figures, "bundle": identity}
+        verdict = {
+            "outcome": "unproved", "reason": LEFT if figures else NOTHING, "probes": figures,
+            "bundle": identity,
+        }  # fmt: skip
         sealing.write_verdict(folder, verdict)
         folder.rename(output)
         sealing.sync(output.absolute().parent)
@@ -116,14 +123,17 @@ def _manifest(checked: Checked, device: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compare(checked: Checked) -> dict[str, float]:
-    """Largest error and top-1 agreement over the stored rows; FinishFailed where they miss."""
+    """Largest error and top-1 agreement over the stored rows, if the bundle holds any;
+    FinishFailed where they miss."""
     from clover_compile.runtime.bundle import rules_and_sizes
     from clover_compile.runtime.trt_engine import TrtEngine
 
+    if PROBES not in checked.manifest["files"]:
+        return {}
     rules, sizes = rules_and_sizes(checked)
     engine: Engine = TrtEngine(checked, allow_native=True)
     session = Session(engine, sizes, rules, checked.manifest["context"])
-    return compare(session, read_arrays(checked.path / "probes.safetensors"))
+    return compare(session, read_arrays(checked.path / PROBES))
 
 
 def compare(session: Session, probes: Mapping[str, Array]) -> dict[str, float]:

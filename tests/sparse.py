@@ -1,0 +1,57 @@
+"""A checkpoint of the released model's sizes that takes no disk: every weight is a hole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clover_compile import models
+from clover_compile.kernels import release
+from clover_compile.model.clover import Clover
+from clover_compile.model.config import ModelConfig
+
+LAYERS = release.GDN_LAYERS + release.ATTENTION_LAYERS
+
+RELEASE: dict[str, Any] = {
+    "vocab_size": release.VOCABULARY, "hidden_size": release.HIDDEN, "num_hidden_layers": LAYERS,
+    "num_attention_heads": release.QUERY_HEADS, "num_key_value_heads": release.KV_HEADS,
+    "head_dim": release.DIM, "linear_num_key_heads": release.KEY_HEADS,
+    "linear_num_value_heads": release.HEADS, "linear_key_head_dim": release.DK,
+    "linear_value_head_dim": release.DV, "num_experts": release.EXPERTS,
+    "num_experts_per_tok": release.TOP_K, "moe_intermediate_size": release.WIDTH,
+    "shared_expert_intermediate_size": release.SHARED, "mask_token_id": release.VOCABULARY - 1,
+    "max_position_embeddings": 262_144,
+}  # fmt: skip
+
+
+def write(folder: Path, layers: int = LAYERS) -> Path:
+    """Writes the checkpoint, with its first `layers` layers; returns the folder."""
+    source = models.find()
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copyfile(source / name, folder / name)
+    config = {**json.loads((source / "config.json").read_text()), **RELEASE}
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    config |= {"num_hidden_layers": layers, "layer_types": (kinds * layers)[:layers]}
+    (folder / "config.json").write_text(json.dumps(config))
+    with torch.device("meta"):
+        model = Clover(ModelConfig.from_dict(config)[0])
+    header: dict[str, Any] = {}
+    end = 0
+    for name, value in model.named_parameters():
+        size = 2 * prod(value.shape)
+        header[name] = {"dtype": "BF16", "shape": list(value.shape),
+                        "data_offsets": [end, end + size]}  # fmt: skip
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        stream.truncate(8 + len(text) + end)
+    return folder
