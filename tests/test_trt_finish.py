@@ -115,13 +115,13 @@ DONE = {"finished": True, "built_with": "11.4.0.106"}
 @pytest.mark.parametrize(
     ("have", "changes", "finishing", "said"),
     [
-        ({"devices": 0}, {}, True, "capability 9.0; this machine has none .why.; move the bundle"),
-        ({"capability": 89}, {}, True, "capability 9.0; this machine has 8.9 .a GPU.; move the"),
-        ({"tensorrt": None}, {}, True, "needs tensorrt >=11,<12; this machine has none; run: pip"),
+        ({"devices": 0}, {}, True, "capability 9.0; this machine has none .why.; run it elsewhere, or build"),
+        ({"capability": 89}, {}, True, "capability 9.0; this machine has 8.9 .a GPU.; run it"),
+        ({"tensorrt": None}, {}, True, "needs tensorrt >=11,<12; this machine has none; run it elsewhere, or"),
         ({"tensorrt": "10.9.0"}, {}, True,
-         "needs tensorrt >=11,<12; this machine has 10.9.0; run: pip install 'tensorrt>=11"),
+         "needs tensorrt >=11,<12; this machine has 10.9.0; run it elsewhere, or pip install"),
         ({"tensorrt": "11.5.0"}, {"device": DONE}, False,
-         "needs tensorrt ==11.4.0.106; this machine has 11.5.0; run: pip install"),
+         "needs tensorrt ==11.4.0.106; this machine has 11.5.0; run it elsewhere, or pip install"),
         ({}, {}, False, "no engines yet: run `clover-compile finish"),
         ({}, {"device": DONE}, True, "built already: run it as it is"),
         ({}, {"ops": {"commit": {"moe": {"count": 2}}}}, True,

@@ -13,10 +13,10 @@ def wrong_provider() -> Wrong:
     """What is needed, what is here and what to do; None if the CUDA provider can be used."""
     needs = f"an NVIDIA GPU and {PACKAGE}"
     if cuda_driver.device_count() == 0:
-        return needs, f"no GPU ({cuda_driver.why_no_device()})", "move the bundle to one"
+        return needs, f"no GPU ({cuda_driver.why_no_device()})", "build for this machine"
     import onnxruntime
 
     if CUDA_PROVIDER in onnxruntime.get_available_providers():
         return None
     here = f"onnxruntime {onnxruntime.__version__} without CUDA"
-    return needs, here, f"run: pip uninstall onnxruntime; pip install '{PACKAGE}'"
+    return needs, here, f"pip uninstall onnxruntime, then pip install '{PACKAGE}'"

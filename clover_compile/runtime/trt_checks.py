@@ -89,17 +89,13 @@ Wrong = tuple[str, str, str] | None
 def wrong_gpu(capabilities: Sequence[int]) -> Wrong:
     """Whether the machine has a GPU of one of these compute capabilities (times ten)."""
     wanted = " or ".join(f"{x / 10:.1f}" for x in capabilities)
-    needs, elsewhere = f"an NVIDIA GPU of compute capability {wanted}", "move the bundle to one"
+    needs, remedy = f"an NVIDIA GPU of compute capability {wanted}", "build for this machine"
     if cuda_driver.device_count() == 0:
-        return needs, f"none ({cuda_driver.why_no_device()})", elsewhere
+        return needs, f"none ({cuda_driver.why_no_device()})", remedy
     here = cuda_driver.capability()
     if here in capabilities:
         return None
-    return (
-        needs,
-        f"{here / 10:.1f} ({cuda_driver.device_name()})",
-        f"{elsewhere}, or build for this",
-    )
+    return needs, f"{here / 10:.1f} ({cuda_driver.device_name()})", remedy
 
 
 def _gpu(device: dict[str, Any]) -> Wrong:
@@ -111,7 +107,7 @@ def _version(device: dict[str, Any]) -> Wrong:
     package = PACKAGES[device["module"]]
     built = device.get("built_with")
     wanted = device["versions"] if built is None else f"=={built}"
-    needs, remedy = f"{package} {wanted}", f"run: pip install '{package}{wanted}'"
+    needs, remedy = f"{package} {wanted}", f"pip install '{package}{wanted}'"
     try:
         found = metadata.version(package)
     except metadata.PackageNotFoundError:
