@@ -115,9 +115,9 @@ DONE = {"finished": True, "built_with": "11.4.0.106"}
 @pytest.mark.parametrize(
     ("have", "changes", "finishing", "said"),
     [
-        ({"devices": 0}, {}, True, "capability 9.0; this machine has none .why.; run it elsewhere, or build"),
+        ({"devices": 0}, {}, True, "capability 9.0; this machine has none .why.; run it"),
         ({"capability": 89}, {}, True, "capability 9.0; this machine has 8.9 .a GPU.; run it"),
-        ({"tensorrt": None}, {}, True, "needs tensorrt >=11,<12; this machine has none; run it elsewhere, or"),
+        ({"tensorrt": None}, {}, True, "needs tensorrt >=11,<12; this machine has none; run it"),
         ({"tensorrt": "10.9.0"}, {}, True,
          "needs tensorrt >=11,<12; this machine has 10.9.0; run it elsewhere, or pip install"),
         ({"tensorrt": "11.5.0"}, {"device": DONE}, False,

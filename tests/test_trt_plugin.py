@@ -13,9 +13,10 @@ import pytest
 
 from clover_compile.errors import NoCompiler, PluginFailed
 from clover_compile.kernels import release
+from clover_compile.kernels.compiled import function
 from clover_compile.runtime.expressions import BadExpression
 from clover_compile.runtime.expressions import evaluate as meant
-from clover_compile.runtime.launch_plan import ITEMSIZE, Operand, Plan
+from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan
 from clover_compile.runtime.launcher import BadLaunch, Resolved
 from clover_compile.runtime.launcher import resolve as launcher_resolve
 from clover_compile.targets.cubins import plan_key
@@ -102,6 +103,21 @@ def _workspace(plan: Plan, call: Resolved, aliased: set[str]) -> int:
     return sum(-(-prod(call.shape(x)) * ITEMSIZE[x.dtype] // 256) * 256 for x in arrays)
 
 
+def _arguments(plan: Plan, call: Resolved, launch: Launch) -> list[list[Any]]:
+    """What the kernel is handed, in the order of its signature."""
+    inputs = [name for name, operand in plan.inputs.items() if operand is not None]
+    groups = (("input", inputs), ("output", list(plan.outputs)),
+              ("scratch", list(call.variant.workspace)))  # fmt: skip
+    made: list[list[Any]] = []
+    for parameter in function(launch.kernel).arg_names:
+        if parameter in launch.integers:
+            made.append(["integer", call.size(launch.integers[parameter])])
+        elif parameter in launch.arguments:
+            array = launch.arguments[parameter]
+            made += [[kind, names.index(array)] for kind, names in groups if array in names]
+    return made
+
+
 @pytest.mark.parametrize("name", PLACES)
 def test_launches_are_those_of_the_runner(name: str) -> None:
     """Every place of the released model, over rows and prefixes, for two GPUs in one node."""
@@ -127,8 +143,7 @@ def test_launches_are_those_of_the_runner(name: str) -> None:
                     call.grid(x) for x in call.variant.launches
                 ]
                 for launch, got in zip(call.variant.launches, found["launches"], strict=True):
-                    integers = [call.size(x) for x in launch.integers.values()]
-                    assert sorted(got["integers"]) == sorted(integers)
+                    assert got["arguments"] == _arguments(plan, call, launch)
                     assert made.kernels[got["kernel"]].startswith(launch.kernel.split(":")[1])
                     seen.add(made.kernels[got["kernel"]])
     assert seen == set(made.kernels)

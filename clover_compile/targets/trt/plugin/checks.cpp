@@ -25,6 +25,21 @@ void list(std::ostringstream& out, List const& values) {
     out << "]";
 }
 
+// What the kernel is handed, in order.
+std::vector<std::string> arguments(clover::Launch const& launch, std::vector<int32_t> const& integers) {
+    using Kind = clover::Argument::Kind;
+    static std::map<Kind, std::string> const kNAMES{
+        {Kind::input, "input"}, {Kind::output, "output"}, {Kind::scratch, "scratch"}};
+    std::vector<std::string> made;
+    std::size_t integer = 0;
+    for (auto const& argument : launch.arguments) {
+        bool const array = argument.kind != Kind::integer;
+        made.push_back("[\"" + (array ? kNAMES.at(argument.kind) : "integer") + "\", "
+            + (array ? std::to_string(argument.index) : std::to_string(integers[integer++])) + "]");
+    }
+    return made;
+}
+
 }  // namespace
 
 // 0 and the value, or 1 and what is wrong as text.
@@ -56,16 +71,16 @@ CLOVER_EXPORT int32_t clover_resolve(char const* plan, int64_t planBytes, char c
         auto const& target = read.target(capability);
         auto const call = read.resolve(target, read.bind(shapes));
         std::ostringstream out;
-        out << "{\"variant\": " << call.variant - target.variants.data() << ", \"workspace\": " << call.workspace
-            << ", \"outputs\": ";
+        out << "{\"variant\": " << call.variant - target.variants.data()
+            << ", \"workspace\": " << call.workspace << ", \"outputs\": ";
         list(out, call.outputBytes);
         out << ", \"launches\": [";
         for (std::size_t i = 0; i < call.grids.size(); ++i) {
             auto const& launch = call.variant->launches[i];
             out << (i > 0 ? ", " : "") << "{\"kernel\": " << launch.kernel << ", \"grid\": ";
             list(out, call.grids[i]);
-            out << ", \"integers\": ";
-            list(out, call.integers[i]);
+            out << ", \"arguments\": ";
+            list(out, arguments(launch, call.integers[i]));
             out << "}";
         }
         out << "]}";

@@ -14,11 +14,6 @@ namespace {
 
 constexpr unsigned kSTATIC_SHARED = 48 * 1024;
 
-void* openDriver() {
-    static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-    return library;
-}
-
 }  // namespace
 
 struct Driver::Calls {
@@ -44,15 +39,13 @@ struct Driver::Calls {
     }
 };
 
-bool Driver::present() { return openDriver() != nullptr; }
-
 Driver& Driver::get() {
     static Driver driver;
     return driver;
 }
 
 Driver::Driver() : mCalls(nullptr) {
-    void* const library = openDriver();
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW);
     if (library == nullptr) throw Fault("no CUDA driver (libcuda.so.1) on this machine");
     auto const find = [library](auto& call, char const* name) {
         call = reinterpret_cast<std::remove_reference_t<decltype(call)>>(dlsym(library, name));

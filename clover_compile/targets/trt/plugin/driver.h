@@ -13,7 +13,6 @@ class Driver {
 public:
     // Opens libcuda once; a Fault if there is none.
     static Driver& get();
-    static bool present();
 
     // Compute capability times ten of the current context's device.
     int capability();

@@ -76,7 +76,7 @@ IPluginCapability* TritonKernel::getCapabilityInterface(PluginCapabilityType typ
 }
 
 IPluginV3* TritonKernel::clone() noexcept {
-    return guarded<IPluginV3*>(nullptr, [this] { return new TritonKernel(mContents, mWorkspace); });
+    return guarded<IPluginV3*>(nullptr, [this] { return new TritonKernel(mContents, mWorkspace, mBuilding); });
 }
 
 int32_t TritonKernel::getNbOutputs() const noexcept {
@@ -196,8 +196,7 @@ int32_t TritonKernel::onShapeChange(
     PluginTensorDesc const* in, int32_t inputs, PluginTensorDesc const*, int32_t outputs) noexcept {
     return guarded(1, [&] {
         checkCount(mContents->plan, inputs, outputs);
-        // Without a driver an engine is being built, and nothing will run.
-        if (Driver::present()) prepare(shapesOf(in, inputs, [](auto const& x) { return x.dims; }));
+        if (!mBuilding) prepare(shapesOf(in, inputs, [](auto const& x) { return x.dims; }));
         return 0;
     });
 }
@@ -205,6 +204,7 @@ int32_t TritonKernel::onShapeChange(
 int32_t TritonKernel::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const*,
     void const* const* inputs, void* const* outputs, void* workspace, cudaStream_t stream) noexcept {
     return guarded(1, [&] {
+        if (mBuilding) return 0;
         auto const& plan = mContents->plan;
         prepare(shapesOf(inputDesc, static_cast<int32_t>(plan.inputs.size()), [](auto const& x) { return x.dims; }));
         if (mCall.empty) return 0;
@@ -250,8 +250,8 @@ void TritonKernel::launch(Launch const& launch, std::size_t number, void const* 
 
 IPluginV3* TritonKernel::attachToContext(IPluginResourceContext*) noexcept {
     return guarded<IPluginV3*>(nullptr, [this] {
-        auto made = std::make_unique<TritonKernel>(mContents, mWorkspace);
-        if (Driver::present()) {
+        auto made = std::make_unique<TritonKernel>(mContents, mWorkspace, mBuilding);
+        if (!mBuilding) {
             // Modules are loaded here: it must not happen while a CUDA graph is recorded.
             auto& driver = Driver::get();
             made->mCapability = driver.capability();
@@ -278,7 +278,7 @@ Creator::Creator()
     mCollection = {static_cast<int32_t>(mFields.size()), mFields.data()};
 }
 
-IPluginV3* Creator::createPlugin(char const* name, PluginFieldCollection const* fields, TensorRTPhase) noexcept {
+IPluginV3* Creator::createPlugin(char const* name, PluginFieldCollection const* fields, TensorRTPhase phase) noexcept {
     return guarded<IPluginV3*>(nullptr, [&]() -> IPluginV3* {
         std::string const node = name == nullptr ? "" : name;
         try {
@@ -295,7 +295,7 @@ IPluginV3* Creator::createPlugin(char const* name, PluginFieldCollection const* 
             for (char const* wanted : {kPLAN, kCUBINS})
                 if (found.count(wanted) == 0) throw Fault(std::string("attribute ") + wanted + " (int8) is missing");
             auto contents = std::make_shared<Contents const>(std::move(found[kPLAN]), std::move(found[kCUBINS]));
-            return new TritonKernel(std::move(contents), workspace);
+            return new TritonKernel(std::move(contents), workspace, phase == TensorRTPhase::kBUILD);
         } catch (std::exception const& error) {
             throw Fault("node " + node + ": " + error.what());
         }

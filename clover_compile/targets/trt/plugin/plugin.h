@@ -36,8 +36,10 @@ class TritonKernel final : public nvinfer1::IPluginV3,
                            public nvinfer1::IPluginV3OneBuildV2,
                            public nvinfer1::IPluginV3OneRuntime {
 public:
-    TritonKernel(std::shared_ptr<Contents const> contents, int64_t workspace)
-        : mContents(std::move(contents)), mWorkspace(workspace) {}
+    // building: no kernel is launched. A builder may time a plugin on arrays that hold anything, and
+    // kernels read lengths and indices from arrays; there is but one way to run it anyway.
+    TritonKernel(std::shared_ptr<Contents const> contents, int64_t workspace, bool building)
+        : mContents(std::move(contents)), mWorkspace(workspace), mBuilding(building) {}
 
     nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
     nvinfer1::IPluginV3* clone() noexcept override;
@@ -74,6 +76,7 @@ private:
 
     std::shared_ptr<Contents const> mContents;
     int64_t mWorkspace;
+    bool mBuilding;
     // The last call's shapes and what they resolve to.
     Shapes mShapes;
     Call mCall;
