@@ -12,22 +12,12 @@ from typing import Any
 import torch
 
 from clover_compile import models
+from clover_compile.gpu_check.layers import SIZES
 from clover_compile.kernels import release
 from clover_compile.model.clover import Clover
 from clover_compile.model.config import ModelConfig
 
 LAYERS = release.GDN_LAYERS + release.ATTENTION_LAYERS
-
-RELEASE: dict[str, Any] = {
-    "vocab_size": release.VOCABULARY, "hidden_size": release.HIDDEN, "num_hidden_layers": LAYERS,
-    "num_attention_heads": release.QUERY_HEADS, "num_key_value_heads": release.KV_HEADS,
-    "head_dim": release.DIM, "linear_num_key_heads": release.KEY_HEADS,
-    "linear_num_value_heads": release.HEADS, "linear_key_head_dim": release.DK,
-    "linear_value_head_dim": release.DV, "num_experts": release.EXPERTS,
-    "num_experts_per_tok": release.TOP_K, "moe_intermediate_size": release.WIDTH,
-    "shared_expert_intermediate_size": release.SHARED, "mask_token_id": release.VOCABULARY - 1,
-    "max_position_embeddings": 262_144,
-}  # fmt: skip
 
 
 def write(folder: Path, layers: int = LAYERS) -> Path:
@@ -36,7 +26,7 @@ def write(folder: Path, layers: int = LAYERS) -> Path:
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copyfile(source / name, folder / name)
-    config = {**json.loads((source / "config.json").read_text()), **RELEASE}
+    config = {**json.loads((source / "config.json").read_text()), **SIZES}
     kinds = ["linear_attention"] * 3 + ["full_attention"]
     config |= {"num_hidden_layers": layers, "layer_types": (kinds * layers)[:layers]}
     (folder / "config.json").write_text(json.dumps(config))
