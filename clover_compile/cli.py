@@ -276,9 +276,10 @@ def finish(path: Path, output: Path, allow_native: bool, as_json: bool) -> int:
     from clover_compile.runtime.trt_finish import finish as build_engines
 
     result = build_engines(path, output, streams.say, allow_native)
-    from clover_compile.reprove import reprove
+    if result["probes"]:
+        from clover_compile.reprove import reprove
 
-    result |= reprove(output, None, streams.say, allow_native)
+        result |= reprove(output, None, streams.say, allow_native)
     click.echo(json.dumps(result) if as_json else f"{output}: {_outcome(result)}")
     return 0
 

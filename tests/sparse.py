@@ -20,18 +20,27 @@ from clover_compile.model.config import ModelConfig
 LAYERS = release.GDN_LAYERS + release.ATTENTION_LAYERS
 
 
+def config(layers: int = LAYERS) -> ModelConfig:
+    """The released sizes with the first `layers` layers."""
+    return ModelConfig.from_dict(_raw(layers))[0]
+
+
+def _raw(layers: int) -> dict[str, Any]:
+    source = models.find()
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    own = {"num_hidden_layers": layers, "layer_types": (kinds * layers)[:layers]}
+    return {**json.loads((source / "config.json").read_text()), **SIZES, **own}
+
+
 def write(folder: Path, layers: int = LAYERS) -> Path:
     """Writes the checkpoint, with its first `layers` layers; returns the folder."""
     source = models.find()
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copyfile(source / name, folder / name)
-    config = {**json.loads((source / "config.json").read_text()), **SIZES}
-    kinds = ["linear_attention"] * 3 + ["full_attention"]
-    config |= {"num_hidden_layers": layers, "layer_types": (kinds * layers)[:layers]}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(_raw(layers)))
     with torch.device("meta"):
-        model = Clover(ModelConfig.from_dict(config)[0])
+        model = Clover(config(layers))
     header: dict[str, Any] = {}
     end = 0
     for name, value in model.named_parameters():
