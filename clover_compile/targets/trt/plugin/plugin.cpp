@@ -56,6 +56,13 @@ Shapes shapesOf(Desc const* described, int32_t count, Get&& get) {
     return made;
 }
 
+// The kernels were promised this alignment; without it they would fault on the device.
+void const* aligned(void const* address, Operand const& operand) {
+    if (reinterpret_cast<std::uintptr_t>(address) % 16 != 0)
+        throw Fault(operand.name + " does not start at a multiple of 16 bytes");
+    return address;
+}
+
 void checkCount(Plan const& plan, int32_t inputs, int32_t outputs) {
     if (inputs != static_cast<int32_t>(plan.inputs.size()) || outputs != static_cast<int32_t>(plan.outputs.size())) {
         throw Fault(plan.op + " takes " + std::to_string(plan.inputs.size()) + " inputs and gives "
@@ -229,10 +236,15 @@ void TritonKernel::launch(Launch const& launch, std::size_t number, void const* 
     // Triton appends two pointers to scratch memory, which these kernels do not use.
     addresses.reserve(launch.arguments.size() + 2);
     std::size_t integer = 0;
+    auto const& plan = mContents->plan;
     for (auto const& argument : launch.arguments) {
         switch (argument.kind) {
-        case Argument::Kind::input: addresses.push_back(inputs[argument.index]); break;
-        case Argument::Kind::output: addresses.push_back(outputs[argument.index]); break;
+        case Argument::Kind::input:
+            addresses.push_back(aligned(inputs[argument.index], plan.inputs[argument.index]));
+            break;
+        case Argument::Kind::output:
+            addresses.push_back(aligned(outputs[argument.index], plan.outputs[argument.index]));
+            break;
         case Argument::Kind::scratch: addresses.push_back(workspace + mCall.scratch[argument.index]); break;
         case Argument::Kind::integer:
             arguments.push_back(&mCall.integers[number][integer++]);
