@@ -64,7 +64,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
         }  # fmt: skip
         engines[name] = Engine(graph)
         (folder / f"{name}.engine").write_bytes(name.encode())
-    weights = write_store(folder, units, {}, source_of(dict(model.named_parameters())))
+    weights, _ = write_store(folder, units, {}, source_of(dict(model.named_parameters())))
     device = {"module": "stand_in", "plugin": str(plugin)}
     manifest = {"units": rows, "weights": weights, "target": "trt-rtx", "device": device}
     with pytest.MonkeyPatch.context() as patch:

@@ -92,7 +92,7 @@ class TensorRtTarget(Target):
             model = plugin_model(one.graph, one.attributes)
             (folder / f"{name}.onnx").write_bytes(model.SerializeToString(deterministic=True))
         _write_plugin(folder, self.plugin.path)
-        weights = write_store(folder, units, {}, source)
+        weights, _ = write_store(folder, units, {}, source)
         emitted = Emitted(
             units=described,
             ops={name: _ops(one) for name, one in made.items()},
