@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,12 @@ def test_a_flipped_cubin_is_refused(built: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def twin(built: Path) -> Iterator[runtime_bundle.LoadedBundle]:
+    with on_the_twin(built) as loaded:
+        yield loaded
+
+
+@contextmanager
+def on_the_twin(built: Path) -> Iterator[runtime_bundle.LoadedBundle]:
     """The bundle's own files on the software twin; no kernel runs."""
     checked = read_bundle(built)
     plans = json.loads((built / "plans.json").read_text())
