@@ -96,7 +96,7 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
     "another GPU": ({"capability": lambda: 80}, r"capability 9\.0; this machine has 8\.0 \(GPU\)"),
     "an old driver": (
         {"driver_version": lambda: 11080},
-        r"needs a driver for CUDA 12\.0; this machine has one for 11\.8; install a newer driver",
+        r"needs a driver for CUDA 12\.0; this machine has one for 11\.8; run it elsewhere, or",
     ),
     "a full GPU": (
         {"free_memory": lambda: (100 * 10**6, 80 * 10**9)},
