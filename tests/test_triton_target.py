@@ -62,6 +62,7 @@ def test_every_launch_has_its_machine_code(built: Path) -> None:
         cubin = (built / "kernels" / f"{key}.cubin").read_bytes()
         assert cubin[:4] == b"\x7fELF" and int.from_bytes(cubin[18:20], "little") == CUDA_ELF
         assert row["function"].encode() in cubin
+        assert b".nv_debug" not in cubin and b"kernel.py" not in cubin
         ptx = (built / "kernels" / f"{key}.ptx").read_text()
         assert ".version 8.3" in ptx and ".target sm_90a" in ptx
     assert table["driver"] == int(assembler(90).split(".")[0]) * 1000

@@ -102,6 +102,8 @@ def compile_launch(plan: Plan, variant: Variant, launch: Launch, capability: int
 
     if triton.knobs.runtime.interpret:
         raise RuntimeError("a process interprets or compiles: unset TRITON_INTERPRET")
+    # Line tables are two thirds of a cubin, and name files of the machine that compiled it.
+    triton.knobs.compilation.disable_line_info = True
     arrays = operands(plan, variant)
     types = signature(launch, arrays)
     aligned = {
