@@ -28,7 +28,7 @@ from clover_compile.runtime.main import main
 from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.session import Session
 from clover_compile.safetensors_header import read_header
-from tests.bundles import edit, make_bundle, sign, write_manifest
+from tests.bundles import costs, edit, identity, make_bundle, sign, write_manifest
 from tests.checkpoints import make_tiny
 from tests.fuzzing import Hang, fuzz, limits
 from tests.test_chat import QWEN
@@ -200,7 +200,8 @@ class Bundle:
         self.files = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
     def restore(self) -> None:
-        """Every file as it was."""
+        """Every file as it was, and no costs."""
+        (self.folder / "costs.json").unlink(missing_ok=True)
         for path, data in self.files.items():
             path.write_bytes(data)
 
@@ -232,9 +233,13 @@ def _bytes(bundle: Bundle, case: tuple[int, list[tuple[int, int]], bool]) -> Non
 def _texts(bundle: Bundle, case: tuple[str, list[tuple[int, Any]]]) -> None:
     name, changes = case
     path = bundle.folder / name
-    changed = _replaced(json.loads(bundle.files[path]), changes)
+    if name == "costs.json":
+        content = costs(bundle=identity(bundle.folder))
+    else:
+        content = json.loads(bundle.files[path])
+    changed = _replaced(content, changes)
     try:
-        if name == "verdict.json":
+        if name in ("verdict.json", "costs.json"):
             sign(bundle.folder, name, changed)
         else:
             path.write_text(json.dumps(changed))
@@ -351,8 +356,8 @@ CASES: dict[str, Case] = {
         60, st.tuples(st.integers(0, 99), PLACES, st.booleans()), _bytes, "bundle",
     ),
     "bundle texts": (
-        60, st.tuples(st.sampled_from(("generation.json", "verdict.json")), CHANGES), _texts,
-        "bundle",
+        80, st.tuples(st.sampled_from(("generation.json", "verdict.json", "costs.json")), CHANGES),
+        _texts, "bundle",
     ),
     "tokenizer": (30, CHANGES, _tokenizer, "path"),
     "prompt": (

@@ -1,0 +1,107 @@
+"""How well guesses have fared in a Session: counts, and what may be expected of the next guess.
+
+Kept are, for each place r of a draft, how often it was tried (all drafts before it were kept) and
+how often it was kept then; for blocks, passes and the rows they fixed, blocks and the tokens they
+emitted. A count loses 1 / MEMORY of its weight with each new one, so the text at hand matters most;
+what the profile saw counts as TRUST observations.
+
+Drafts and blocks come from the same previews, so each tells of the other: a draft that is rejected
+counts as a pass that fixed no more rows than were kept, and whether the first pass of a block is
+sure of its first row counts as the first draft.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from clover_compile.runtime.costs import Outlook
+
+MEMORY = 16.0
+TRUST = 0.25
+FIRST_TRIAL = 2
+"""Width of the first draft that is tried."""
+
+PLACES = 31
+"""Places of the widest draft that is made."""
+
+
+@dataclass
+class Ratio:
+    """A fading average of what observations gave."""
+
+    given: float = 0.0
+    weight: float = 0.0
+
+    def see(self, value: float) -> None:
+        """Adds an observation."""
+        self.given += value - self.given / MEMORY
+        self.weight += 1 - self.weight / MEMORY
+
+    def expect(self, prior: float) -> float:
+        """What the next will give."""
+        return (self.given + TRUST * prior) / (self.weight + TRUST)
+
+
+def _places() -> list[Ratio]:
+    return [Ratio() for _ in range(PLACES)]
+
+
+@dataclass
+class Experience:
+    """Counts of a Session; see the module. Trials are booked by who makes them."""
+
+    drafts: dict[str, list[Ratio]] = field(
+        default_factory=lambda: {"exact": _places(), "release": _places()}
+    )
+    """Rule -> chance to be kept of the drafts at place 1, 2, ..."""
+    rows: Ratio = field(default_factory=Ratio)
+    """Rows that a pass over a block fixes."""
+    tokens: Ratio = field(default_factory=Ratio)
+    """Tokens that a block emits."""
+    spent: float = 0.0
+    """Cost of everything so far."""
+    lost: dict[str, float] = field(default_factory=dict)
+    """Way -> what trials of it lost, net of what they gained."""
+    width: int = FIRST_TRIAL
+    """Of the draft to try next."""
+
+    def copy(self) -> Experience:
+        """An independent copy."""
+        return copy.deepcopy(self)
+
+    def tokens_of_draft(self, width: int, rule: str, outlook: Outlook) -> float:
+        """Expected tokens of a round: the first is certain."""
+        priors = outlook.exact if rule == "exact" else outlook.release
+        total = survives = 1.0
+        for place, ratio in enumerate(self.drafts[rule][: width - 1]):
+            survives *= ratio.expect(priors[min(place, len(priors) - 1)])
+            total += survives
+        return total
+
+    def rows_of_pass(self, outlook: Outlook) -> float:
+        """Expected rows that a pass fixes."""
+        return max(1.0, self.rows.expect(outlook.rows_per_pass))
+
+    def tokens_of_block(self, outlook: Outlook) -> float:
+        """Expected tokens of a resolved block."""
+        return max(1.0, self.tokens.expect(outlook.tokens_per_block))
+
+    def drafted(self, width: int, rule: str, tokens: int, stopped: bool) -> None:
+        """Learns from a round: all but the last of its tokens were drafts.
+
+        A stop among them counts as a rejection: what follows it is as useless.
+        """
+        places = self.drafts[rule]
+        for place in range(min(tokens, width - 1)):
+            places[place].see(float(place < tokens - 1))
+        if tokens < width and not stopped:
+            self.rows.see(float(tokens))
+
+    def passed(self, fixed: int) -> None:
+        """Learns from a pass over a block."""
+        self.rows.see(float(fixed))
+
+    def looked(self, rule: str, first_is_sure: bool) -> None:
+        """Learns from the first pass over a block."""
+        self.drafts[rule][0].see(float(first_is_sure))
