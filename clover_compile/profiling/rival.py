@@ -58,6 +58,10 @@ class Rival:
         for layer in self._layers:
             layer.reference = FORMS[form]
 
+    def has(self, unit: str) -> bool:
+        """Whether the eager model has this Unit."""
+        return unit in self._entries
+
     def arguments(self, unit: str, feeds: Arrays) -> tuple[Tensor, ...]:
         """The feeds as the Unit's arguments."""
         names = interface.inputs(self._config, unit)

@@ -1,0 +1,153 @@
+"""`clover-compile profile`: measures a bundle here, writes its costs, and says what was found."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from clover_compile import bundle
+from clover_compile.checkpoint import Checkpoint
+from clover_compile.errors import NeedsCheckpoint
+from clover_compile.model.load import load_model
+from clover_compile.profiling import cost_table, messages, receipt, units, workload
+from clover_compile.profiling.calls import Scene
+from clover_compile.profiling.messages import Messages
+from clover_compile.profiling.options import ProfileOptions
+from clover_compile.profiling.rival import Rival
+from clover_compile.profiling.subject import Subject, open_rival, open_subject
+from clover_compile.profiling.unfused import Unfused
+from clover_compile.reprove import bundled_checkpoint, named_checkpoint
+from clover_compile.runtime.cores import cores
+from clover_compile.runtime.costs import CostTable
+
+FORMAT = 1
+Say = Callable[[str], None]
+
+
+def profile(options: ProfileOptions, say: Say) -> dict[str, Any]:
+    """Profiles a bundle that runs here; returns everything that was found, as JSON values.
+
+    Writes costs.json into the bundle, if it can be written to. Raises what opening a bundle does,
+    OtherModel, NeedsThisModel or BadMessages.
+    """
+    subject = open_subject(options.bundle, options.threads or cores(), options.allow_native)
+    notes: list[str] = []
+    checkpoint = _checkpoint(options, subject, notes)
+    asked = _messages(options, checkpoint, notes)
+    scene = Scene(subject.session(), _text(subject, asked))
+    found: dict[str, Any] = {
+        "format": FORMAT, "kind": "measured", "bundle": subject.loaded.identity,
+        "target": subject.manifest["target"], "model": subject.manifest["model"]["name"],
+        "prefix": scene.prefix, "rounds": options.rounds, "notes": notes,
+        **receipt.machine(subject.threads),
+    }  # fmt: skip
+    if subject.manifest["engine"] == "ort":
+        with _rivals(options, subject, checkpoint, say) as rivals:
+            found["units"] = units.measure(subject, scene, rivals, options.rounds, say)
+    table, taken = cost_table.measure(subject, scene, options.rounds, say)
+    if asked is not None:
+        table = _workload(options, subject, asked, table, say, found)
+    block = subject.loaded.rules.block_size
+    found["costs"] = table.to_json()
+    found["break even"] = cost_table.break_even(table, block)
+    found["receipt"] = receipt.receipt(options, subject, asked, found, taken)
+    _write(options.bundle, subject, table, found)
+    return found
+
+
+def _write(path: Path, subject: Subject, table: CostTable, found: dict[str, Any]) -> None:
+    content = {
+        "bundle": subject.loaded.identity, **table.to_json(),
+        "threads": subject.threads, "machine": found["machine"], "prefix": found["prefix"],
+    }  # fmt: skip
+    try:
+        bundle.write_costs(path, content)
+    except OSError as error:
+        found["notes"].append(f"costs.json was not written ({error.strerror}); auto stays as it is")
+
+
+def _checkpoint(options: ProfileOptions, subject: Subject, notes: list[str]) -> Checkpoint | None:
+    if options.model is not None:
+        return named_checkpoint(subject.manifest, options.model)
+    try:
+        return bundled_checkpoint(options.bundle, subject.manifest)
+    except NeedsCheckpoint:
+        notes.append("the unfused graph needs the checkpoint; give --model to compare with it")
+        return None
+
+
+def _messages(
+    options: ProfileOptions, checkpoint: Checkpoint | None, notes: list[str]
+) -> Messages | None:
+    if options.messages is not None:
+        return messages.read(options.messages, options.answers)
+    found = messages.bundled(checkpoint, options.answers)
+    if found is None:
+        notes.append("no messages, so no ways to decode were compared; give --messages")
+    return found
+
+
+def _text(subject: Subject, asked: Messages | None) -> list[int]:
+    """Ids of real text where there is any, else those of the probes."""
+    if asked is None:
+        probes = load_file(subject.loaded.path / "probes.safetensors")
+        return [int(x) for x in probes["in.prompt"][0]]
+    text = subject.loaded.text
+    found: list[int] = []
+    for message in asked.asked:
+        prompt = message.prompt if isinstance(message.prompt, str) else list(message.prompt)
+        found += text.encode(prompt)
+        found += text.encode(message.answer, raw=True) if message.answer else []
+    return found
+
+
+@contextlib.contextmanager
+def _rivals(
+    options: ProfileOptions, subject: Subject, checkpoint: Checkpoint | None, say: Say
+) -> Iterator[units.Rivals]:  # fmt: skip
+    """What the bundle is compared with, call by call."""
+    found: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        if checkpoint is not None:
+            unfused = Unfused(checkpoint, subject.manifest["units"], subject.threads, say)
+            stack.callback(unfused.close)
+            found["unfused"] = units.engine_runs(unfused.engine)
+        if options.against == "eager":
+            checkpoint = checkpoint or bundled_checkpoint(options.bundle, subject.manifest)
+            rival = Rival(load_model(checkpoint.config, checkpoint.tensor), checkpoint.generation)
+            found["eager"] = units.eager_runs(rival, subject.threads)
+        elif options.against is not None:
+            other = open_rival(Path(options.against), subject, options.allow_native)
+            found["against"] = units.engine_runs(other.engine)
+        yield found
+
+
+def _workload(
+    options: ProfileOptions, subject: Subject, asked: Messages, table: CostTable, say: Say,
+    found: dict[str, Any],
+) -> CostTable:  # fmt: skip
+    """Compares the ways, then `auto` with the costs that came of it; returns the table in full."""
+    threshold, budget = subject.loaded.rules.threshold, options.max_new_tokens
+    singles = workload.ways(threshold)
+    logs = workload.ask(subject, asked, singles, budget, None, say)
+    block = subject.loaded.rules.block_size
+    table = replace(table, outlook=workload.outlook(logs, threshold, block))
+    rows = workload.rows(logs, asked, table)
+    best = workload.winner(rows)
+    again = {
+        way: singles[way]
+        for way in dict.fromkeys((workload.CAUSAL, *(x["way"] for x in best.values())))
+    }
+    again |= workload.AUTO
+    after = workload.ask(subject, asked, again, budget, table, say)
+    found["workload"] = {
+        "messages": asked.source, "ways": rows, "winner": best,
+        "auto": workload.rows(after, asked, table),
+        **workload.pictures(logs, threshold, subject.loaded.text),
+    }  # fmt: skip
+    return table
