@@ -10,7 +10,7 @@ import pytest
 from clover_compile.runtime.auto import ALLOWANCE, CAP, Choice, Chooser
 from clover_compile.runtime.costs import CostTable, Outlook
 from clover_compile.runtime.errors import AutoNeedsCosts, Faults
-from clover_compile.runtime.experience import Experience
+from clover_compile.runtime.experience import MEMORY, Experience
 from clover_compile.runtime.session import Generation, Session
 from tests.oracle_engine import oracle_session
 from tests.scripted_language import SIZES, Language, Skill, rules
@@ -47,7 +47,7 @@ TEXTS: dict[str, tuple[Skill, int]] = {
     "no guess is right": (lambda position, before: 0.0, 0),
     "every guess is right": (lambda position, before: 1.0, 0),
     "short answers, nearly all right": (lambda position, before: 0.985, 40),
-    "prose": (lambda position, before: 0.7 * 0.85**before, 0),
+    "prose": (lambda position, before: 0.5 * 0.85**before, 0),
 }
 """Text -> skill of the guesses, and tokens of an answer (0: no stop)."""
 
@@ -136,21 +136,35 @@ def test_what_was_learned_stays_for_the_next_request() -> None:
 def test_what_is_learned_depends_on_the_rule_and_not_on_the_object() -> None:
     seen = Experience()
     twin = seen.copy()
-    seen.drafted(8, "exact", 1, stopped=False)
+    seen.drafted(8, "exact", 1)
     table = TABLES["cpu"]
     assert seen.tokens_of_draft(8, "exact", table.outlook) < 3
     assert seen.tokens_of_draft(8, "release", table.outlook) > 6
     assert twin.tokens_of_draft(8, "exact", table.outlook) > 6
 
 
-def test_a_stop_is_a_rejection_but_says_nothing_of_blocks() -> None:
+def test_a_stop_is_a_rejection() -> None:
     seen = Experience()
-    seen.drafted(8, "exact", 3, stopped=True)
+    seen.drafted(8, "exact", 3)
     places = seen.drafts["exact"]
     assert [(x.given, x.weight) for x in places[:4]] == [(1, 1), (1, 1), (0, 1), (0, 0)]
-    assert seen.rows.weight == 0
-    seen.drafted(8, "exact", 3, stopped=False)
-    assert (seen.rows.given, seen.rows.weight) == (3, 1)
+    assert seen.rows.weight == seen.tokens.weight == 0
+
+
+def test_passes_of_one_block_fade_together() -> None:
+    seen = Experience()
+    for _ in range(2):
+        seen.looked("exact", first_is_sure=True)
+        for fixed in (30, 2):
+            seen.passed(fixed)
+    assert seen.rows.given == 32 * (1 - 1 / MEMORY) + 32
+    assert seen.rows.weight == 2 * (1 - 1 / MEMORY) + 2
+
+
+def test_one_short_answer_says_little_of_the_next() -> None:
+    seen = Experience()
+    seen.tokens.see(6.0)
+    assert seen.tokens_of_block(HOPEFUL) > 23
 
 
 def test_trials_stay_within_their_budget() -> None:

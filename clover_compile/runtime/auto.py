@@ -149,7 +149,7 @@ def _draft(run: ways.Run, rows: list[int], choice: Choice, chooser: Chooser) -> 
     if len(rows) > 1:
         ways.commit(run, rows[:-1])
     emitted = ways.verified(run, rows[-1], choice.rows, chooser.rule == "exact")
-    chooser.seen.drafted(choice.rows, chooser.rule, len(emitted), run.stopped)
+    chooser.seen.drafted(choice.rows, chooser.rule, len(emitted))
     if choice.trial:
         whole = len(emitted) == choice.rows
         chooser.seen.width = min(2 * choice.rows, WIDTHS[-1]) if whole else FIRST_TRIAL
@@ -165,9 +165,9 @@ def _block(
     logits, before = ways.commit(run, rows, keep=int(hedged)), run.counts.passes
 
     def go_on(fixed: int, settled: Array) -> bool:
-        seen.passed(fixed)
         if run.counts.passes == before + 1:
             seen.looked(chooser.rule, bool(settled[0]))
+        seen.passed(fixed)
         leading = int(np.append(settled, False).argmin())
         if not leading and not hedged:
             return True

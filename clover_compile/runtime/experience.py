@@ -3,11 +3,12 @@
 Kept are, for each place r of a draft, how often it was tried (all drafts before it were kept) and
 how often it was kept then; for blocks, passes and the rows they fixed, blocks and the tokens they
 emitted. A count loses 1 / MEMORY of its weight with each new one, so the text at hand matters most;
-what the profile saw counts as TRUST observations.
+what the profile saw counts as TRUST observations, so one surprise outweighs it. Only how many
+tokens a block emits is a matter of how long answers are, of which one says little: there the
+profile counts as LENGTH_TRUST. Passes over one block fade together.
 
-Drafts and blocks come from the same previews, so each tells of the other: a draft that is rejected
-counts as a pass that fixed no more rows than were kept, and whether the first pass of a block is
-sure of its first row counts as the first draft.
+Drafts and blocks come from the same previews: whether the first pass of a block is sure of its
+first row also counts as a first draft.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from clover_compile.runtime.costs import Outlook
 
 MEMORY = 16.0
-TRUST = 0.25
+TRUST, LENGTH_TRUST = 0.25, 4.0
 FIRST_TRIAL = 2
 """Width of the first draft that is tried."""
 
@@ -34,13 +35,23 @@ class Ratio:
     weight: float = 0.0
 
     def see(self, value: float) -> None:
-        """Adds an observation."""
-        self.given += value - self.given / MEMORY
-        self.weight += 1 - self.weight / MEMORY
+        """Adds an observation and lets those before it fade."""
+        self.fade()
+        self.add(value)
 
-    def expect(self, prior: float) -> float:
-        """What the next will give."""
-        return (self.given + TRUST * prior) / (self.weight + TRUST)
+    def add(self, value: float) -> None:
+        """Adds an observation to those of the same moment."""
+        self.given += value
+        self.weight += 1
+
+    def fade(self) -> None:
+        """Takes from all observations a share of their weight."""
+        self.given -= self.given / MEMORY
+        self.weight -= self.weight / MEMORY
+
+    def expect(self, prior: float, trust: float = TRUST) -> float:
+        """What the next will give, with a prior worth `trust` observations."""
+        return (self.given + trust * prior) / (self.weight + trust)
 
 
 def _places() -> list[Ratio]:
@@ -85,9 +96,9 @@ class Experience:
 
     def tokens_of_block(self, outlook: Outlook) -> float:
         """Expected tokens of a resolved block."""
-        return max(1.0, self.tokens.expect(outlook.tokens_per_block))
+        return max(1.0, self.tokens.expect(outlook.tokens_per_block, LENGTH_TRUST))
 
-    def drafted(self, width: int, rule: str, tokens: int, stopped: bool) -> None:
+    def drafted(self, width: int, rule: str, tokens: int) -> None:
         """Learns from a round: all but the last of its tokens were drafts.
 
         A stop among them counts as a rejection: what follows it is as useless.
@@ -95,13 +106,12 @@ class Experience:
         places = self.drafts[rule]
         for place in range(min(tokens, width - 1)):
             places[place].see(float(place < tokens - 1))
-        if tokens < width and not stopped:
-            self.rows.see(float(tokens))
 
     def passed(self, fixed: int) -> None:
-        """Learns from a pass over a block."""
-        self.rows.see(float(fixed))
+        """Learns from a pass over a block; passes of one block fade together."""
+        self.rows.add(float(fixed))
 
     def looked(self, rule: str, first_is_sure: bool) -> None:
-        """Learns from the first pass over a block."""
+        """Learns from the first pass over a block, before `passed`."""
+        self.rows.fade()
         self.drafts[rule][0].see(float(first_is_sure))
