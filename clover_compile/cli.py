@@ -314,6 +314,8 @@ def profile(
     )  # fmt: skip
     found = measure(options, streams.say)
     click.echo(json.dumps(found) if as_json else render(found))
+    if output is not None:
+        streams.say(f"{output}: report.html, report.json, receipt.json")
     return 0
 
 

@@ -203,7 +203,7 @@ def test_drawn_tokens_are_never_drafted() -> None:
     session, _ = language("every guess is right", TABLES["gpu"])
     out = session.generate([1], 64, decode="auto", temperature=1.0, seed=3)
     assert not any("self-speculate" in name for name in out.stats["choices"])
-    drawn = {"temperature": 1.0, "seed": 3}
+    drawn: dict[str, Any] = {"temperature": 1.0, "seed": 3}
     exact = session.generate([1], 9, decode="auto", exact=True, **drawn)
     assert exact.token_ids == session.generate([1], 9, decode="causal", **drawn).token_ids
 

@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -96,8 +97,10 @@ def profiler_cost(threads: int, clock: Clock) -> float:
         plain = {n: _chain(n, threads) for n in (CHAIN, SHORT)}
         traced = _chain(CHAIN, threads, Path(folder) / "chain")
         feed = {"v0": np.zeros((1, 32), np.float32)}
-        best = {n: min(seconds(lambda s=s: s.run(None, feed), clock) for _ in range(40))
-                for n, s in plain.items()}  # fmt: skip
+        best = {
+            n: min(seconds(partial(s.run, None, feed), clock) for _ in range(40))
+            for n, s in plain.items()
+        }
         for _ in range(40):
             traced.run(None, feed)
         runs = _runs(Path(traced.end_profiling()))[8:]

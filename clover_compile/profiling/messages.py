@@ -47,7 +47,7 @@ def read(path: Path, count: int) -> Messages:
         lines = data.decode("utf-8").splitlines()
     except (JsonFault, UnicodeDecodeError) as fault:
         raise BadMessages(path=where, reason=fault) from None
-    asked = []
+    asked: list[Message] = []
     for number, line in enumerate(filter(str.strip, lines), 1):
         if len(asked) == count:
             break

@@ -16,6 +16,7 @@ from clover_compile.errors import NeedsCheckpoint
 from clover_compile.model.load import load_model
 from clover_compile.profiling import cost_table, messages, receipt, units, workload
 from clover_compile.profiling.calls import Scene
+from clover_compile.profiling.html.write import require_folder, write
 from clover_compile.profiling.messages import Messages
 from clover_compile.profiling.options import ProfileOptions
 from clover_compile.profiling.rival import Rival
@@ -35,6 +36,8 @@ def profile(options: ProfileOptions, say: Say) -> dict[str, Any]:
     Writes costs.json into the bundle, if it can be written to. Raises what opening a bundle does,
     OtherModel, NeedsThisModel or BadMessages.
     """
+    if options.output is not None:
+        require_folder(options.output)
     subject = open_subject(options.bundle, options.threads or cores(), options.allow_native)
     notes: list[str] = []
     checkpoint = _checkpoint(options, subject, notes)
@@ -57,6 +60,8 @@ def profile(options: ProfileOptions, say: Say) -> dict[str, Any]:
     found["break even"] = cost_table.break_even(table, block)
     found["receipt"] = receipt.receipt(options, subject, asked, found, taken)
     _write(options.bundle, subject, table, found)
+    if options.output is not None:
+        write(options.output, found)
     return found
 
 
@@ -147,7 +152,14 @@ def _workload(
     after = workload.ask(subject, asked, again, budget, table, say)
     found["workload"] = {
         "messages": asked.source, "ways": rows, "winner": best,
+        "per_pass": _per_pass(rows, threshold),
         "auto": workload.rows(after, asked, table),
-        **workload.pictures(logs, threshold, subject.loaded.text),
+        **workload.pictures(logs, threshold, asked, subject.loaded.text),
     }  # fmt: skip
     return table
+
+
+def _per_pass(rows: list[dict[str, Any]], threshold: float) -> float:
+    """Tokens per pass at the checkpoint's threshold."""
+    name = workload.denoising(threshold)
+    return float(next(row["tokens per pass"] for row in rows if row["way"] == name))

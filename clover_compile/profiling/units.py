@@ -26,7 +26,7 @@ from clover_compile.profiling.kernel_times import (
 )
 from clover_compile.profiling.op_work import OpWork, UnitFile
 from clover_compile.profiling.rival import Rival
-from clover_compile.profiling.rounds import clock_for, seconds, spread, take_turns
+from clover_compile.profiling.rounds import Clock, clock_for, seconds, spread, take_turns
 from clover_compile.profiling.subject import Subject
 from clover_compile.runtime.engine import Arrays, Engine
 
@@ -77,7 +77,7 @@ def measure(
                 runs = _runs(subject, plan, rivals)
                 plan.rounds.append(take_turns(runs, turn, clock))
                 plan.rates.append(machine.rates(plan.work.bytes))
-                _beside(subject, traced, plan)
+                _beside(subject, traced, plan, clock)
         noted = traced.finish()
     return {
         "profiler": {"us per kernel": 1e6 * cost},
@@ -131,13 +131,17 @@ def _runs(subject: Subject, plan: _Plan, rivals: Rivals) -> dict[str, Callable[[
     return runs
 
 
-def _beside(subject: Subject, traced: TracedEngine, plan: _Plan) -> None:
-    """Runs with and without the profiler by turns, and notes what each took."""
+def _beside(subject: Subject, traced: TracedEngine, plan: _Plan, clock: Clock) -> None:
+    """Runs with and without the profiler by turns, and notes what each took.
+
+    What surrounds the kernels of a traced run is taken from the time that passed, as the profiler
+    does; a plain run is judged by `clock`, since one long run is likelier disturbed than a kernel.
+    """
     unit, feeds = plan.call.unit, plan.feeds
     took: dict[str, list[float]] = {"traced": [], "plain": []}
     for _ in range(TRACED):
-        for name, engine in (("traced", traced), ("plain", subject.engine)):
-            took[name].append(seconds(partial(engine.run, unit, feeds), time.perf_counter))
+        took["traced"].append(seconds(partial(traced.run, unit, feeds), time.perf_counter))
+        took["plain"].append(seconds(partial(subject.engine.run, unit, feeds), clock))
     plan.plain.append(steady(took["plain"]))
     plan.walls.append(took["traced"])
 

@@ -198,7 +198,7 @@ def winner(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"of all": best(single), "same text": best([r for r in single if r["as causal"] == 1])}
 
 
-def pictures(logs: Logs, threshold: float, text: Text) -> dict[str, Any]:
+def pictures(logs: Logs, threshold: float, messages: Messages, text: Text) -> dict[str, Any]:
     """What the report draws: steps of a few answers, and how many rows passes fixed."""
     log = logs[denoising(threshold)]
     fixed: Counter[int] = Counter()
@@ -218,13 +218,21 @@ def pictures(logs: Logs, threshold: float, text: Text) -> dict[str, Any]:
         "answers": [
             {
                 "way": way,
-                "number": number,
+                "prompt": _shown(messages.asked[number]),
+                "answer": logs[way].answers[number].text,
                 "steps": [_step(step, text) for step in logs[way].steps[number]],
             }
             for way in (denoising(threshold), SPECULATED)
             for number in range(min(SHOWN, len(log.steps)))
         ],
     }
+
+
+def _shown(message: Message) -> str:
+    """A prompt as text."""
+    if isinstance(message.prompt, str):
+        return message.prompt
+    return "\n".join(f"{x.get('role')}: {x.get('content')}" for x in message.prompt)
 
 
 def _step(step: Step, text: Text) -> dict[str, Any]:

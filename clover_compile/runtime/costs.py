@@ -91,11 +91,13 @@ class CostTable:
             raise ValueError("costs must name the Units commit, verify, preview, pick, replay")
         if not isinstance(outlook, dict):
             raise ValueError("outlook is missing")
-        units = {unit: _points(unit, rows) for unit, rows in costs.items()}
-        chances = [_chances(outlook.get(rule), rule) for rule in ("exact", "release")]
-        sizes = [_number(outlook.get(x), x, 1.0) for x in ("rows_per_pass", "tokens_per_block")]
+        units = {unit: _points(unit, points) for unit, points in costs.items()}
+        rows, tokens = (
+            _number(outlook.get(x), x, 1.0) for x in ("rows_per_pass", "tokens_per_block")
+        )
+        exact, release = (_chances(outlook.get(rule), rule) for rule in ("exact", "release"))
         head = _number(data.get("head"), "head", 0.0)
-        return cls(kind, units, head, Outlook(*chances, *sizes))
+        return cls(kind, units, head, Outlook(exact, release, rows, tokens))
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""

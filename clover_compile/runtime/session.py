@@ -244,7 +244,7 @@ class Session:
         ids, counts = run.response.ids, run.counts
         text, reasoning = ("", None) if self.text is None else self.text.decode(ids)
         assert isinstance(run.engine, Clock)
-        stats = {
+        stats: dict[str, Any] = {
             "prompt_tokens": prompt_tokens, "new_tokens": len(ids), "blocks": counts.blocks,
             "passes": counts.passes, "commits": counts.commits, "rounds": counts.rounds,
             "drafts_kept": counts.drafts_kept,
