@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from clover_compile.passes.base import Event, run_passes
 from clover_compile.passes.pipeline import PIPELINE
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.errors import NotANumber
-from clover_compile.runtime.manifest import FORMAT_VERSION, canonical_json
+from clover_compile.runtime.manifest import FORMAT_VERSION, canonical_json, read_bundle
 from clover_compile.targets.base import Emitted, Target
 from clover_compile.targets.table import known
 from clover_compile.targets.table import target as find_target
@@ -74,7 +74,8 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
     report = Report(say, debug=debug)
     target = find_target(options.target)
     bundle.check_output(options.output, options.force)
-    known(options.target).check_dtype(target.name, options.dtype)
+    dtype = known(options.target).dtype(target.name, options.dtype)
+    options = replace(options, dtype=dtype)
     report.stage(f"checking {options.model}")
     checkpoint = Checkpoint.open(options.model)
     context = context_of(options, checkpoint.config)
@@ -86,7 +87,8 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
         with _explained(model, checkpoint, context, options):
             units, passes = fused_units(model, checkpoint, options, target, report)
             report.stage(f"lowering for {target.name}")
-            emitted = target.emit(units, source_of(dict(model.named_parameters())), folder)
+            source = source_of(dict(model.named_parameters()))
+            emitted = target.emit(units, source, folder, report.say)
             report.stage("running the probes on the eager model")
             truth = prove.Truth(model, checkpoint, context)
             # Not save_file: a full disk must be an OSError.
@@ -113,6 +115,8 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
 def _verdict(target: Target, folder: Path, options: BuildOptions, report: Report) -> dict[str, Any]:
     """The proof, or why this machine cannot give one."""
     if reason := target.cannot_run():
+        # What the proof would do first: nothing is written that the runner refuses as damaged.
+        read_bundle(folder, unfinished=True)
         return {"outcome": "compiled, not run", "reason": reason, "dtype": options.dtype}
     report.stage("proving the bundle")
     loaded = load(folder, unverified=True, unfinished=True)
@@ -123,15 +127,19 @@ def fused_units(
     model: Clover, checkpoint: Checkpoint, options: BuildOptions, target: Target, report: Report
 ) -> tuple[dict[str, Unit], dict[str, dict[str, int]]]:
     """Traces and fuses every Unit, checked after every pass; also the rewrites by Unit and pass."""
-    source = source_of(dict(model.named_parameters()))
+    # In fp32 whatever the model's dtype: in 16 bits any reordered sum moves every later row.
+    stored = source_of(dict(model.named_parameters()))
+
+    def source(name: str) -> torch.Tensor:
+        return stored(name).float()
+
     units: dict[str, Unit] = {}
     passes: dict[str, dict[str, int]] = {}
     for name in interface.units(model.config):
         report.stage(f"tracing and fusing {name}")
         unit = trace_unit(model, checkpoint.generation, name)
-        dtype = DTYPES[options.dtype]
         examples = [
-            trace.example(model.config, name, rows, prefix, seed, dtype)
+            trace.example(model.config, name, rows, prefix, seed, torch.float32)
             for seed, (rows, prefix) in enumerate(CHECK_SIZES)
         ]
         observers = [observe.check(examples, source)]
@@ -199,6 +207,7 @@ def _manifest(
         "built_with": {"python": platform.python_version(), "torch": version("torch")}
         | emitted.built_with,
         "accepts": emitted.accepts,
+        "static": emitted.static,
         "stages": {name: round(start, 2) for name, start in report.stages.items()},
     }
 

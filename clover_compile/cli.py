@@ -128,9 +128,8 @@ def main() -> None:
 @click.option(
     "--dtype",
     cls=Once,
-    default="fp32",
-    show_default=True,
     type=click.Choice(["fp32", "fp16", "bf16", "fp8"]),
+    help="Precision of the weights.  [default: the target's first]",
 )
 @click.option(
     "--context",
@@ -152,7 +151,7 @@ def main() -> None:
 @DEBUG
 @click.pass_obj
 def build(
-    debug: bool, model: str | None, target: str, output: Path | None, dtype: str,
+    debug: bool, model: str | None, target: str, output: Path | None, dtype: str | None,
     context: int | None, force: bool, dump_passes: Path | None, plan: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Compiles MODEL, a checkpoint folder or a bundled model, and proves the result.
@@ -163,18 +162,18 @@ def build(
     """
 
     from clover_compile import bundle, models
-    from clover_compile.options import BuildOptions
+    from clover_compile.options import TARGETS_OWN, BuildOptions
     from clover_compile.targets.table import known
 
     folder = models.find(model)
     options = BuildOptions(
         model=folder, output=output or Path(f"{folder.name}.clover"), target=target,
-        dtype=dtype, context=context, force=force, dump_passes=dump_passes,
+        dtype=dtype or TARGETS_OWN, context=context, force=force, dump_passes=dump_passes,
     )  # fmt: skip
     # What needs no torch is refused before torch is imported, which takes seconds.
     row = known(options.target)
     bundle.check_output(options.output, options.force)
-    row.check_dtype(options.target, options.dtype)
+    row.dtype(options.target, options.dtype)
     if plan:
         from clover_compile import plan as planner
 

@@ -44,7 +44,7 @@ class EagerEngine:
 
     def __init__(self, model: Clover, generation: GenerationConfig) -> None:
         self.config = model.config
-        self._dtype = model.dtype
+        self.model, self.dtype = model, model.dtype
         self.gaps = Gaps()
         self._entries = {
             unit: trace.entry(model, generation, unit) for unit in interface.units(model.config)
@@ -73,7 +73,7 @@ class EagerEngine:
     def _tensor(self, name: str, value: Array) -> Tensor:
         """An array of a Unit; those of the activation dtype come as float32."""
         made = torch.from_numpy(np.array(value))
-        return made.to(self._dtype) if name.split(".")[0] in interface.ACTIVATIONS else made
+        return made.to(self.dtype) if name.split(".")[0] in interface.ACTIVATIONS else made
 
     def _watch(self, _: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         router, (top_k, top_p, block) = arguments[1], arguments[-3:]

@@ -40,6 +40,7 @@ def render(found: dict[str, Any]) -> str:
         for op, row in ops.items():
             note = f"  ({row['reason']})" if row.get("reason") else ""
             lines.append(f"    {unit:<8} {row['count']:>3} {op:<16} {row['provider']}{note}")
+    lines += _static(m.get("static") or {})
     lines.append("weights")
     for group, row in m["precision"].items():
         lines.append(f"    {group:<22} {row['tensors']:>5} tensors  {row['bytes'] / 1e6:>10.1f} MB")
@@ -49,3 +50,30 @@ def render(found: dict[str, Any]) -> str:
     if m["unknown_keys"]:
         lines.append(f"ignored configuration keys: {', '.join(m['unknown_keys'])}")
     return "\n".join(lines)
+
+
+def _static(found: dict[str, Any]) -> list[str]:
+    """Passes by count, with what they are worth stated above them."""
+    if not found:
+        return []
+    k = found["kernels"]
+    lines = [
+        f"kernels    {k['count']} for compute capability {k['capability'] / 10:.1f}, assembled by "
+        f"CUDA {k['assembler']}; at most {k['registers']} registers, {k['shared'] / 1024:.0f} KB "
+        f"shared, {k['stack']} B stack; {k['over_budget']} miss the released model's budget",
+        f"passes     {found['note']}",
+    ]
+    for row in found["passes"]:
+        sizes = _span(row["floor_bytes"], 1e-6, ".1f")
+        times = _span(row["modelled_ms"], 1, ".3f")
+        lines.append(
+            f"    {row['pass']:<8} {row['rows']:>3} rows after {row['prefix']}  "
+            f"{row['launches']:>4} launches  {sizes:>17} MB  {times:>13} ms  "
+            f"buffers {(row['buffer_bytes'] + row['scratch_bytes']) / 1e6:.1f} MB"
+        )
+    return lines
+
+
+def _span(pair: list[float], scale: float, shape: str) -> str:
+    low, high = (format(x * scale, shape) for x in pair)
+    return low if low == high else f"{low}-{high}"

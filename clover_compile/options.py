@@ -10,6 +10,9 @@ from clover_compile.model.config import ModelConfig
 
 DEFAULT_TARGET = "ort-cpu"
 
+TARGETS_OWN = "default"
+"""A dtype: the first that the target takes."""
+
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -18,7 +21,8 @@ class BuildOptions:
     model: Path
     output: Path
     target: str = DEFAULT_TARGET
-    dtype: str = "fp32"
+    dtype: str = TARGETS_OWN
+    """Precision of the weights."""
     context: int | None = None
     """Most rows a sequence may reach; None takes the model's own limit."""
     force: bool = False

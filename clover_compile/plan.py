@@ -27,7 +27,7 @@ def plan(options: BuildOptions) -> dict[str, Any]:
     """
     row = known(options.target)
     check_output(options.output, options.force)
-    row.check_dtype(options.target, options.dtype)
+    dtype = row.dtype(options.target, options.dtype)
     checkpoint = Checkpoint.open(options.model)
     context = context_of(options, checkpoint.config)
     module, name = row.plan.split(":")
@@ -43,7 +43,7 @@ def plan(options: BuildOptions) -> dict[str, Any]:
         if have is not None and need > have
     ]
     return {
-        "model": str(options.model), "target": options.target, "dtype": options.dtype,
+        "model": str(options.model), "target": options.target, "dtype": dtype,
         "context": context, "parameters": checkpoint.parameters, "needs": asdict(needs),
         "free": here, "missing": list(row.missing()), "fits": not short, "short": short,
     }  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
@@ -16,6 +17,7 @@ from clover_compile.eager import TIE, EagerEngine
 from clover_compile.errors import VerdictError
 from clover_compile.model.clover import Clover
 from clover_compile.model.config import ModelConfig
+from clover_compile.model.load import load_model
 from clover_compile.runtime.bundle import LoadedBundle
 from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.session import Session
@@ -78,6 +80,8 @@ class Truth:
         c = self.checkpoint.config
         arrays, enough = probes.make(self.engine, c)
         arrays["enough"] = np.array(enough)
+        if self.engine.dtype is not torch.float32:
+            arrays["noise"] = np.array(dataclasses.astuple(self._noise(arrays)))
         rows = min(PROMPT_ROWS, self.context - c.block_size)
         arrays["generate.prompt"] = arrays["in.prompt"][0, :rows]
         rules = rules_of(self.checkpoint)
@@ -89,6 +93,15 @@ class Truth:
             arrays[f"generate.{way}"] = np.array(ids, np.int64)
             arrays[f"generate.{way}.compared"] = np.array(limit)
         return {name: np.array(x, order="C") for name, x in arrays.items()}
+
+    def _noise(self, arrays: Mapping[str, Array]) -> verify.Noise:
+        """What 16 bits alone do to the eager model: against fp32 over the weights as stored."""
+        weights = dict(self.engine.model.named_parameters())
+        wide = load_model(self.checkpoint.config, lambda name, dtype: weights[name].to(dtype))
+        exact = EagerEngine(wide, self.checkpoint.generation)
+        given = {k[3:]: v for k, v in arrays.items() if k.startswith("in.")}
+        found = probes.run_script(exact, self.checkpoint.config, given)
+        return verify.noise({k[4:]: v for k, v in arrays.items() if k.startswith("out.")}, found)
 
 
 def rules_of(checkpoint: Checkpoint) -> GenerationRules:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,28 +23,81 @@ class Limits:
 
     max_error: float | None
     """Largest difference of a logit over the largest logit."""
+    median_error: float | None
+    """The same within a row, for the middle row."""
     mean_kl: float | None
     top1: float | None
     state: float | None
     """Largest difference of a state array over its largest value."""
+    state_norm: float | None
+    """Norm of the difference over the norm of the array."""
     generations: bool
 
+    def beside(self, noise: Noise | None) -> Limits:
+        """Limits that allow NOISY times what rounding does to the eager model itself.
+
+        In 16 bits a rounding that falls the other way sends a row to another expert, in a correct
+        engine as in the eager model, so no fixed limit on the worst row holds for every model.
+        """
+        if noise is None or self.median_error is None:
+            return self
+        assert self.mean_kl is not None and self.top1 is not None
+        return replace(
+            self,
+            median_error=max(self.median_error, NOISY * noise.median_error),
+            mean_kl=max(self.mean_kl, NOISY * noise.mean_kl),
+            top1=min(self.top1, 1 - NOISY * noise.disagreement),
+            state_norm=max(self.state_norm or 0.0, NOISY * noise.state_norm),
+        )
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far the eager model is from itself in fp32 over the same stored weights, all probe rows
+    together: what its precision alone does."""
+
+    median_error: float
+    mean_kl: float
+    disagreement: float
+    """Share of the rows whose top-1 differs."""
+    state_norm: float
+    """Of the state array that differs most, see Limits."""
+
+
+NOISY = 4
+"""Times the eager model's own noise that an engine of 16 bits may differ from it: two engines that
+round independently differ from each other by more than either from the truth."""
 
 LIMITS: dict[str, Limits] = {
-    "fp32": Limits(1e-4, 1e-6, 1.0, 1e-5, True),
-    "fp16": Limits(3e-2, 2e-3, 0.99, None, False),
-    "bf16": Limits(3e-2, 2e-3, 0.99, None, False),
-    "fp8": Limits(None, 2e-2, 0.97, None, False),
+    "fp32": Limits(1e-4, None, 1e-6, 1.0, 1e-5, None, True),
+    "fp16": Limits(None, 1e-2, 2e-3, 0.99, None, 1e-2, False),
+    "bf16": Limits(None, 1e-2, 2e-3, 0.99, None, 1e-2, False),
+    "fp8": Limits(None, None, 2e-2, 0.97, None, None, False),
 }
 
 LOGIT_UNITS = ("commit", "verify", "preview")
+
+
+class _Kept:
+    """An engine whose outputs are copied off it: the proof holds them while it runs on."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def run(
+        self, unit: str, feeds: dict[str, Array], outputs: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        made = self._engine.run(unit, feeds, outputs)
+        return {name: np.array(value) for name, value in made.items()}
 
 
 def compare(
     engine: Engine, c: ModelConfig, probe: Mapping[str, Array], dtype: str
 ) -> dict[str, Any]:
     """Runs the probes on an engine; returns figures and, under `faults`, what misses a limit."""
-    limits, faults = LIMITS[dtype], list[str]()
+    engine = _Kept(engine)
+    noise = stored_noise(probe)
+    limits, faults = LIMITS[dtype].beside(noise), list[str]()
     given = {k[3:]: v for k, v in probe.items() if k.startswith("in.")}
     want = {k[4:]: v for k, v in probe.items() if k.startswith("out.")}
     got = probes.run_script(engine, c, given)
@@ -64,6 +117,7 @@ def compare(
         "state": state,
         "pick": pick,
         "commit_in_parts": parts,
+        "limits": _plain(limits),
         "preview_writes_nothing": _preview_writes_nothing(engine, c, given, faults),
         "faults": faults,
     }
@@ -84,22 +138,47 @@ def _logit_figures(
         b.append(got[stem][0, :rows])
     x, y = np.concatenate(a).astype(np.float64), np.concatenate(b).astype(np.float64)
     if not len(x):  # every row follows a near-tie; `enough` of the probes says so
-        return {"rows": 0, "rows_left_out": left, "max_error": 0.0, "mean_kl": 0.0,
-                "top1": 1.0, "top1_left_out": 0}  # fmt: skip
+        return {"rows": 0, "rows_left_out": left, "max_error": 0.0, "median_error": 0.0,
+                "mean_kl": 0.0, "top1": 1.0, "top1_left_out": 0}  # fmt: skip
     largest = max(float(np.abs(x).max()), 1e-12)
-    error = float(np.abs(x - y).max()) / largest
+    rows_error = np.abs(x - y).max(-1) / largest
+    error, median = float(rows_error.max()), float(np.median(rows_error))
     kl = float(_kl(x, y).mean())
     ranked = np.sort(x, -1)
     clear = ranked[:, -1] - ranked[:, -2] > error * largest
     agree = float((x.argmax(-1) == y.argmax(-1))[clear].mean()) if clear.any() else 1.0
     _judge(f"{unit}: max error", error, limits.max_error, faults)
+    _judge(f"{unit}: median error of a row", median, limits.median_error, faults)
     _judge(f"{unit}: mean KL", kl, limits.mean_kl, faults)
     if limits.top1 is not None and not agree >= limits.top1:
         faults.append(f"{unit}: top-1 agreement {agree:.4f} below {limits.top1}")
     return {
-        "rows": len(x), "rows_left_out": left, "max_error": error, "mean_kl": kl,
-        "top1": agree, "top1_left_out": int((~clear).sum()),
+        "rows": len(x), "rows_left_out": left, "max_error": error, "median_error": median,
+        "mean_kl": kl, "top1": agree, "top1_left_out": int((~clear).sum()),
     }  # fmt: skip
+
+
+def noise(rounded: Mapping[str, Array], exact: Mapping[str, Array]) -> Noise:
+    """What separates two runs of the probes' script, one in 16 bits and one in fp32."""
+    names = [n for n in rounded if n.split(".")[0] in LOGIT_UNITS and rounded[n].ndim == 3]
+    x, y = (np.concatenate([run[n][0] for n in names]).astype(np.float64)
+            for run in (rounded, exact))  # fmt: skip
+    error = np.abs(x - y).max(-1) / max(float(np.abs(x).max()), 1e-12)
+    differ = x.argmax(-1) != y.argmax(-1)
+    state = [relative_norm(rounded[n], exact[n]) for n in rounded if n.startswith("state.")]
+    kl = float(_kl(x, y).mean())
+    return Noise(float(np.median(error)), kl, float(differ.mean()), max(state))
+
+
+def stored_noise(probe: Mapping[str, Array]) -> Noise | None:
+    """The noise that a build stored with its probes; None for fp32, which has none."""
+    if "noise" not in probe:
+        return None
+    return Noise(*(float(x) for x in probe["noise"]))
+
+
+def _plain(limits: Limits) -> dict[str, float | bool]:
+    return {name: x for name, x in asdict(limits).items() if x is not None}
 
 
 def _kl(x: Array, y: Array) -> Array:
@@ -132,13 +211,17 @@ def _array_figures(
     faults: list[str],
 ) -> dict[str, float]:
     worst: dict[str, float] = {}
+    norms: dict[str, float] = {}
     tied = _tied(want, "commit" if kind == "state" else "verify")
     for name in (n for n in want if n.startswith(f"{kind}.")):
         array = name.split(".")[-2]
         worst[array] = max(worst.get(array, 0.0), relative(want[name], got[name]))
+        norms[array] = max(norms.get(array, 0.0), relative_norm(want[name], got[name]))
     for array, error in worst.items():
         # After a near-tie in routing the state may differ as the rows do, so it is only reported.
         _judge(f"{kind} {array}: max error", error, None if tied else limits.state, faults)
+        most = None if tied else limits.state_norm
+        _judge(f"{kind} {array}: norm of the error", norms[array], most, faults)
     return worst
 
 
@@ -156,6 +239,14 @@ def relative(want: Array, got: Array) -> float:
         return 0.0
     scale = max(float(np.abs(np.nan_to_num(want)).max()), 1e-12)
     return float(np.abs(np.nan_to_num(want - got)).max()) / scale
+
+
+def relative_norm(want: Array, got: Array) -> float:
+    """Norm of the difference over the norm; inf where shapes or NaNs differ."""
+    if relative(want, got) == float("inf"):
+        return float("inf")
+    scale = max(float(np.linalg.norm(np.nan_to_num(want))), 1e-12)
+    return float(np.linalg.norm(np.nan_to_num(want - got))) / scale
 
 
 def _pick_figures(

@@ -34,7 +34,7 @@ from clover_compile.kernels.table import KERNELS
 ROOT = Path(__file__).parents[1]
 SURVIVORS = Path(__file__).with_name("survivors.json")
 SECONDS = 240
-"""A mutant that runs longer is named: its loop may no longer end, or the machine is busy."""
+"""Of processor time: a mutant that takes more is named, its loop may no longer end."""
 
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
@@ -149,7 +149,7 @@ def _start(mutant: Mutant) -> int:
             quiet = os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 1)
             os.dup2(quiet, 2)
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
             status = _test(mutant)
         os._exit(status)
     return child
@@ -166,7 +166,7 @@ def run(made: list[Mutant], jobs: int) -> list[Mutant]:
         child, status = os.wait()
         mutant = running.pop(child)
         done += 1
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
             print(f"timed out {mutant.op}:{mutant.line} {mutant.name}", flush=True)
         if status == 0:
             alive.append(mutant)

@@ -23,7 +23,8 @@ from clover_compile.runtime.launch_plan import Plan
 from clover_compile.runtime.program_engine import ProgramEngine, Stale
 from clover_compile.runtime.session import Session
 from clover_compile.runtime.unit_program import UnitProgram
-from clover_compile.targets.triton.build import ORDER, plan_key
+from clover_compile.targets.cubins import plan_key
+from clover_compile.targets.triton.build import ORDER
 from clover_compile.targets.triton.join import JoinWriteGate
 from clover_compile.targets.triton.lowering import Lowered, Lowering
 from clover_compile.unit import Unit, source_of, trace_unit

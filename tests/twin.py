@@ -24,6 +24,8 @@ class Twin:
 
     def __init__(self) -> None:
         self.steps = Counter[str]()
+        self.spoil: dict[str, Callable[[str, Tensor], Tensor]] = {}
+        """Op -> (output, value) -> what the step writes instead."""
         self.launches = 0
 
     def describe(self, array: Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
@@ -72,6 +74,7 @@ class Twin:
                 if name in outputs:
                     assert outputs[name].shape == value.shape, (plan.op, name)
                     assert outputs[name].dtype == value.dtype, (plan.op, name)
-                    outputs[name].copy_(value)
+                    spoil = self.spoil.get(plan.op)
+                    outputs[name].copy_(spoil(name, value) if spoil else value)
 
         return step

@@ -33,30 +33,39 @@ class Budget:
 
     def faults(self, compiled: Compiled, usage: Usage) -> Iterator[str]:
         """Everything a compiled kernel breaks, by name."""
-        limit = shared_limit(compiled.capability)
-        if compiled.shared > limit:
-            yield f"{compiled.key}: {compiled.shared} B of shared memory, at most {limit}"
-        if compiled.tensor_memory > TENSOR_MEMORY:
-            # The compiler does not complain: it makes a kernel that only traps.
-            yield (
-                f"{compiled.key}: {compiled.tensor_memory} columns of tensor memory, "
-                f"at most {TENSOR_MEMORY}"
-            )
-        if compiled.scratch:
-            yield f"{compiled.key}: {compiled.scratch} B of global scratch, none is passed"
+        broken, over = self.judge(compiled, usage)
+        yield from broken + over
+
+    def judge(self, compiled: Compiled, usage: Usage) -> tuple[list[str], list[str]]:
+        """Why a compiled kernel could not run, and where it costs more than its budget."""
+        broken = [f"{compiled.key}: {fault}" for fault in _broken(compiled)]
+        return broken, [f"{compiled.key}: {fault}" for fault in self._over(compiled, usage)]
+
+    def _over(self, compiled: Compiled, usage: Usage) -> Iterator[str]:
         if usage.registers > self.registers:
-            yield f"{compiled.key}: {usage.registers} registers, at most {self.registers}"
+            yield f"{usage.registers} registers, at most {self.registers}"
         for what, count in (("stack", usage.stack), ("local memory", usage.local)):
             if count:
-                yield f"{compiled.key}: {count} B of {what}, none allowed"
+                yield f"{count} B of {what}, none allowed"
         for opcode in ("LDL", "STL"):
             if usage.opcodes.get(opcode):
-                yield f"{compiled.key}: {usage.opcodes[opcode]} {opcode}, none allowed"
+                yield f"{usage.opcodes[opcode]} {opcode}, none allowed"
         if usage.opcodes.get("FFMA", 0) > self.ffma:
-            yield f"{compiled.key}: {usage.opcodes['FFMA']} FFMA, at most {self.ffma}"
+            yield f"{usage.opcodes['FFMA']} FFMA, at most {self.ffma}"
         needed = self.required.get(compiled.capability)
         if needed and not usage.opcodes.get(needed):
-            yield f"{compiled.key}: no {needed}, which its matrix products must use"
+            yield f"no {needed}, which its matrix products must use"
+
+
+def _broken(compiled: Compiled) -> Iterator[str]:
+    limit = shared_limit(compiled.capability)
+    if compiled.shared > limit:
+        yield f"{compiled.shared} B of shared memory, at most {limit}"
+    if compiled.tensor_memory > TENSOR_MEMORY:
+        # The compiler does not complain: it makes a kernel that only traps.
+        yield f"{compiled.tensor_memory} columns of tensor memory, at most {TENSOR_MEMORY}"
+    if compiled.scratch:
+        yield f"{compiled.scratch} B of global scratch, none is passed"
 
 
 def budget_of(kernel: str) -> Budget:

@@ -138,6 +138,16 @@ def tool(name: str) -> Path:
     return found
 
 
+@cache
+def assembler(capability: int) -> str:
+    """CUDA release of the assembler that makes this capability's cubins, e.g. "12.8"."""
+    newer = "ptxas-blackwell"
+    own = newer if capability >= 100 and tool("ptxas").with_name(newer).is_file() else "ptxas"
+    found = re.search(r"release (\d+\.\d+)", _output(own, "--version"))
+    assert found is not None
+    return found[1]
+
+
 def _usage(cubin: bytes) -> Usage:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ def _attention(causal: bool) -> Callable[..., list[Any]]:
 
 def _moe(block: bool) -> Callable[..., list[Any]]:
     def arguments(make: Make, rows: int, _: int) -> list[Any]:
-        router, shared_gate = _joined(make, rows, EXPERTS, 1)
+        router, shared_gate = _joined(partial(make, dtype=torch.float32), rows, EXPERTS, 1)
         return [
             make(1, rows, HIDDEN), router, shared_gate,
             make(EXPERTS, 2 * WIDTH, HIDDEN), make(EXPERTS, HIDDEN, WIDTH),
@@ -159,7 +160,7 @@ def places() -> Iterator[Place]:
     yield Place("block_attention-causal", "block_attention", _attention(True))
     yield Place("block_attention-block", "block_attention", _attention(False))
     yield Place("attention-out", "projection", _projection(QUERY_HEADS * DIM, HIDDEN))
-    yield Place("router", "projection", _projection(HIDDEN, EXPERTS + 1))
+    yield Place("router", "projection", _projection(HIDDEN, EXPERTS + 1, True))
     yield Place("moe-block", "moe", _moe(True), ("y",))
     yield Place("moe-rows", "moe", _moe(False), ("y",))
     yield Place("head", "projection", _projection(HIDDEN, VOCABULARY, True))

@@ -60,6 +60,14 @@ class Linear(nn.Module):
         return F.linear(x, self.weight)
 
 
+class WideLinear(Linear):
+    """x W^T in fp32 whatever the weight is stored in: rounded to 16 bits, router logits tie."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: fp32 [..., inputs]."""
+        return F.linear(x, self.weight.float())
+
+
 class Norm(nn.Module):
     """Residual add and zero-centred RMS norm."""
 
@@ -210,17 +218,18 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.top_k, self.coreset = c.num_experts_per_tok, c.coreset_enabled
         self.top_p = c.coreset_top_p
-        self.gate = Linear(c.hidden_size, c.num_experts)
+        self.gate = WideLinear(c.hidden_size, c.num_experts)
         self.experts = Experts(c)
         self.shared_expert = SharedExpert(c.hidden_size, c.shared_expert_intermediate_size)
-        self.shared_expert_gate = Linear(c.hidden_size, 1)
+        self.shared_expert_gate = WideLinear(c.hidden_size, 1)
         self.moe = Region(moe)
 
     def forward(self, x: Tensor, preview: bool) -> Tensor:
         shared = self.shared_expert
         gate_up = torch.cat([shared.gate_proj.weight, shared.up_proj.weight])
+        wide = x.float()
         y, _ = self.moe(
-            x, self.gate(x), self.shared_expert_gate(x), self.experts.gate_up_proj,
+            x, self.gate(wide), self.shared_expert_gate(wide), self.experts.gate_up_proj,
             self.experts.down_proj, gate_up, shared.down_proj.weight,
             self.top_k, self.top_p, preview and self.coreset,
         )  # fmt: skip

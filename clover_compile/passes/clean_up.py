@@ -53,8 +53,13 @@ class CleanUp(Pass):
         return f"left behind: {', '.join(left)}" if left else None
 
 
+def is_cast(node: fx.Node) -> bool:
+    """Whether a node only changes the dtype."""
+    return node.target in CASTS
+
+
 def _is_idle_cast(node: fx.Node) -> bool:
-    if node.target not in CASTS:
+    if not is_cast(node):
         return False
     source, value = node.args[0], node.meta.get("val")
     given = source.meta.get("val") if isinstance(source, fx.Node) else None

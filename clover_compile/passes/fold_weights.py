@@ -9,12 +9,14 @@ import torch
 from torch import fx
 
 from clover_compile.passes.base import Pass
+from clover_compile.passes.clean_up import is_cast
 from clover_compile.unit import Unit, Weight
 
 
 @dataclass(frozen=True)
 class FoldWeights(Pass):
-    """Folds 1 + w, -exp(A_log), joined taps and gates: every expression over weights and numbers.
+    """Folds 1 + w, -exp(A_log), joined taps and gates: every expression over weights and numbers
+    but a mere cast, which would store a weight wider than it is.
 
     The expression is kept, not its value; it is evaluated when the weight is stored.
     """
@@ -27,7 +29,7 @@ class FoldWeights(Pass):
         }
         for node in unit.graph.nodes:
             weight = _fold(node, known)
-            if weight is not None:
+            if weight is not None and not is_cast(node):
                 known[node] = weight
         count = 0
         for node, weight in known.items():
@@ -39,7 +41,7 @@ class FoldWeights(Pass):
 
     def ensures(self, unit: Unit) -> str | None:
         known = {n: unit.weights[n.name] for n in unit.graph.nodes if n.name in unit.weights}
-        left = [n.name for n in unit.graph.nodes if _fold(n, known) is not None]
+        left = [n.name for n in unit.graph.nodes if _fold(n, known) and not is_cast(n)]
         return f"expressions over weights left: {', '.join(left)}" if left else None
 
 

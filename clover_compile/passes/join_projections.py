@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from clover_compile.passes.base import Pass
+from clover_compile.passes.clean_up import is_cast
 from clover_compile.unit import Unit, Weight
 
 _aten = torch.ops.aten
@@ -55,9 +56,12 @@ def _linears(unit: Unit) -> list[fx.Node]:
 
 
 def _matrix(linear: fx.Node) -> fx.Node:
+    """The weight of a product, also of one that is made in a wider dtype."""
     matrix = linear.args[1]
     assert isinstance(matrix, fx.Node)
-    return matrix
+    stored = matrix.args[0] if is_cast(matrix) else matrix
+    assert isinstance(stored, fx.Node)
+    return stored
 
 
 def _join(unit: Unit, members: list[fx.Node]) -> None:
@@ -75,6 +79,9 @@ def _join(unit: Unit, members: list[fx.Node]) -> None:
     values = [member.meta["val"] for member in members]
     matrix = unit.add_weight(joined, torch.cat([_matrix(member).meta["val"] for member in members]))
     with unit.graph.inserting_before(members[0]):
+        given = members[0].args[1]
+        if isinstance(given, fx.Node) and is_cast(given):
+            matrix = _cast(unit.graph, matrix, given)
         product = unit.graph.call_function(_aten.linear.default, (rows, matrix))
         product.meta["val"] = torch.cat(values, -1)
         parts = unit.graph.call_function(_aten.split_with_sizes.default, (product, sizes, 2))
@@ -83,3 +90,10 @@ def _join(unit: Unit, members: list[fx.Node]) -> None:
     for member, item, value in zip(members, items, values, strict=True):
         item.meta["val"] = value
         unit.replace(member, item)
+
+
+def _cast(graph: fx.Graph, matrix: fx.Node, like: Any) -> fx.Node:
+    """The same cast of the joined weight as its members had."""
+    made = graph.call_function(like.target, (matrix, *like.args[1:]), dict(like.kwargs))
+    made.meta["val"] = matrix.meta["val"].to(like.meta["val"].dtype)
+    return made

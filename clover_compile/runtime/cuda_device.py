@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clover_compile.runtime import launcher
-from clover_compile.runtime.cuda_driver import Kernel, Memory, Stream, make_current
+from clover_compile.runtime.cuda_driver import Kernel, Memory, PinnedRing, Stream, make_current
 from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Plan, strides_of
 
 Array = NDArray[Any]
@@ -61,6 +61,7 @@ class CudaDevice:
         """modules: by kernel key; keys: the key of a launch."""
         make_current()
         self.stream = Stream()
+        self._pinned = PinnedRing(self.stream)
         self.modules, self.keys = modules, keys
         self._kernels: dict[str, Kernel] = {}
 
@@ -108,17 +109,22 @@ class CudaDevice:
     # What the engine needs.
 
     def write(self, array: CudaArray, value: Array) -> None:
-        """Copies numpy to the device and waits, so that `value` may change afterwards."""
+        """Queues a copy of numpy to the device; `value` may change afterwards."""
         host = _narrow(np.broadcast_to(value, array.shape), array.dtype)
         width, size = array.shape[-1] if array.shape else 1, ITEMSIZE[array.dtype]
         flat = host.reshape(-1, width)
         if _dense(array):
-            self.stream.upload(array.address, host.ctypes.data, array.nbytes)
+            self._send(array.address, host, array.nbytes)
         else:
             for row in range(flat.shape[0]):
                 at = array.address + row * array.strides[-2] * size
-                self.stream.upload(at, flat[row : row + 1].ctypes.data, width * size)
-        self.stream.wait()
+                self._send(at, flat[row : row + 1], width * size)
+
+    def _send(self, address: int, host: Array, size: int) -> None:
+        held = self._pinned.hold(host.ctypes.data, size)
+        self.stream.upload(address, host.ctypes.data if held is None else held, size)
+        if held is None:
+            self.stream.wait()
 
     def upload(self, array: CudaArray, start: int, data: bytes) -> None:
         """Copies raw bytes into a contiguous array, `start` bytes in, and waits."""

@@ -18,6 +18,9 @@ MAJOR, MINOR = 75, 76
 CAPTURE_RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""
 
+ALIGNED = 64
+"""Bytes between the starts of pieces of pinned memory."""
+
 STATIC_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory a kernel may use without asking."""
 
@@ -31,7 +34,7 @@ def _driver() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise CudaError(f"no CUDA driver: {error}") from None
+        raise CudaError("no CUDA driver, libcuda.so.1") from error
     _check(library, "cuInit", library.cuInit(0))
     return library
 
@@ -67,6 +70,14 @@ def device_count() -> int:
         return _number("cuDeviceGetCount")
     except CudaError:
         return 0
+
+
+def why_no_device() -> str:
+    """What the driver says where `device_count` is 0."""
+    try:
+        return f"the driver reports {_number('cuDeviceGetCount')} devices"
+    except CudaError as error:
+        return str(error)
 
 
 def capability(device: int = 0) -> int:
@@ -150,6 +161,37 @@ class Stream:
         graph = ctypes.c_void_p()
         call("cuStreamEndCapture", self.handle, ctypes.byref(graph))
         return Graph(graph)
+
+
+class PinnedRing:
+    """Page-locked host memory handed out in turn: a copy from it queues and returns at once.
+
+    A copy from other host memory would wait for everything queued before it.
+    """
+
+    def __init__(self, stream: Stream, size: int = 16 * 2**20) -> None:
+        """size: bytes; the oldest piece is handed out again once `stream` has done its work."""
+        self._stream, self._size, self._at = stream, size, 0
+        start = ctypes.c_void_p()
+        call("cuMemHostAlloc", ctypes.byref(start), ctypes.c_size_t(size), ctypes.c_uint(0))
+        self._start = int(start.value or 0)
+
+    def hold(self, host: int, size: int) -> int | None:
+        """Copies `size` bytes at the address `host` into the ring; returns where they are, None
+        if the ring is smaller."""
+        if size > self._size:
+            return None
+        if self._at + size > self._size:
+            self._stream.wait()
+            self._at = 0
+        at = self._start + self._at
+        ctypes.memmove(at, host, size)
+        self._at += -(-size // ALIGNED) * ALIGNED
+        return at
+
+    def __del__(self) -> None:
+        if getattr(self, "_start", 0):
+            _driver().cuMemFreeHost(ctypes.c_void_p(self._start))
 
 
 class Graph:

@@ -34,7 +34,8 @@ class Engine(Protocol):
     def run(self, unit: str, feeds: Arrays, outputs: Sequence[str] | None = None) -> Arrays:
         """Runs one Unit; returns the outputs asked for, all when None.
 
-        Feeds may be read-only and are never changed; the arrays returned are the caller's to keep.
+        Feeds may be read-only and are never changed. What is returned turns into numpy arrays and
+        holds until the same Unit runs again: copy what must stay longer.
         """
         ...
 

@@ -117,6 +117,15 @@ class BadBundle(InputError):
         super().__init__(path=path, faults=faults)
 
 
+class WrongMachine(InputError):
+    """The bundle is whole, but its kernels are machine code for one kind of GPU, and this machine
+    has none, another one, too old a driver or too little memory. Run it where it fits, or build for
+    this machine: `clover-compile targets` lists what there is.
+    """
+
+    template = "{path}: {target} needs {needs}; this machine has {here}; {remedy}"
+
+
 class NotProved(InputError):
     """The bundle's verdict is not `passed`: nobody has shown that it answers as the model does.
     Verify it on a machine that can run it, or take it as it is with `--unverified`.

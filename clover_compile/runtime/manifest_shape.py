@@ -15,7 +15,7 @@ Files = Mapping[str, tuple[str, int]]
 UNITS = ("commit", "verify", "preview", "pick")
 """Units every bundle has; `replay` is there only with GDN layers."""
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
+DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 MAX_RANK = 8
 LAYER_KINDS = ("linear_attention", "full_attention")
 

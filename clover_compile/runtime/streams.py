@@ -26,6 +26,13 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def progress(text: str, last: bool = False) -> None:
+    """Rewrites one line of a terminal; silent where stderr is none. `last` ends the line."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
+
+
 def abandon_stdout() -> None:
     """After a broken pipe nothing more can be said; keeps Python from trying at exit."""
     with contextlib.suppress(OSError, ValueError):

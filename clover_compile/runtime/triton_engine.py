@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from clover_compile.runtime import cuda_driver
+from clover_compile.runtime import streams
 from clover_compile.runtime.cuda_device import CudaArray, CudaDevice, Module
 from clover_compile.runtime.cuda_driver import CudaError
 from clover_compile.runtime.errors import BadBundle
+from clover_compile.runtime.gpu_needs import GpuNeeds
 from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Plan, strides_of
 from clover_compile.runtime.manifest import Checked
 from clover_compile.runtime.program_engine import ProgramEngine
@@ -24,24 +25,21 @@ STORED = {
 }  # fmt: skip
 """dtypes of the weight store -> their names in launch plans."""
 
-RESERVE = 512 * 2**20
-"""Bytes that must stay free beside the weights: buffers, graphs and a state."""
-
 PIECE = 64 * 2**20
 """Bytes of weights copied at a time."""
 
 
-def open_engine(checked: Checked, say: Callable[[str], None] | None = None) -> ProgramEngine:
-    """The engine of a checked bundle; BadBundle with both values if the machine does not fit."""
+def open_engine(checked: Checked) -> ProgramEngine:
+    """The engine of a checked bundle; WrongMachine with both values if it does not fit here."""
     try:
-        return _open(checked, say)
+        return _open(checked)
     except CudaError as error:
         raise _refuse(checked, str(error)) from None
 
 
-def _open(checked: Checked, say: Callable[[str], None] | None) -> ProgramEngine:
+def _open(checked: Checked) -> ProgramEngine:
     kernels = _read(checked, "kernels.json")
-    _check_machine(checked, kernels["capability"])
+    _needs(checked, kernels).check(one_line(str(checked.path)))
     programs = {
         name: UnitProgram.from_json(_read(checked, unit["file"]))
         for name, unit in checked.manifest["units"].items()
@@ -49,7 +47,7 @@ def _open(checked: Checked, say: Callable[[str], None] | None) -> ProgramEngine:
     described = _read(checked, "plans.json")
     plans = {key: Plan.from_json(value) for key, value in described.items()}
     device = CudaDevice(_modules(checked.path, kernels["kernels"]), _keys(plans, described))
-    return ProgramEngine(programs, plans, _upload(checked, device, say), device)
+    return ProgramEngine(programs, plans, _upload(checked, device), device)
 
 
 def _read(checked: Checked, name: str) -> Any:
@@ -60,26 +58,10 @@ def _refuse(checked: Checked, fault: str) -> BadBundle:
     return BadBundle(one_line(str(checked.path)), one_line(fault))
 
 
-def _check_machine(checked: Checked, capability: int) -> None:
-    """The right GPU, a driver, and room for the weights, before anything is loaded."""
-    target = checked.manifest["target"]
-    wanted = f"{target} needs an NVIDIA GPU of compute capability {capability / 10:.1f}"
-    if cuda_driver.device_count() == 0:
-        raise _refuse(checked, f"{wanted}; this machine has none")
-    here = cuda_driver.capability()
-    if here != capability:
-        name = cuda_driver.device_name()
-        raise _refuse(checked, f"{wanted}; this machine has {here / 10:.1f} ({name}): build for it")
-    cuda_driver.make_current()
+def _needs(checked: Checked, kernels: Mapping[str, Any]) -> GpuNeeds:
     weights = {(w["offset"], w["file"]): _bytes(w) for w in checked.manifest["weights"].values()}
-    needed = sum(weights.values()) + RESERVE
-    free, total = cuda_driver.free_memory()
-    if needed > free:
-        raise _refuse(
-            checked,
-            f"needs {needed / 1e9:.1f} GB of device memory, {free / 1e9:.1f} of "
-            f"{total / 1e9:.1f} GB are free: stop what else uses the GPU",
-        )
+    target = checked.manifest["target"]
+    return GpuNeeds(target, kernels["capability"], kernels["driver"], sum(weights.values()))
 
 
 def _bytes(weight: Mapping[str, Any]) -> int:
@@ -110,9 +92,7 @@ def _keys(plans: Mapping[str, Plan], described: Mapping[str, Any]) -> Callable[[
     return lambda launch: found[id(launch)]
 
 
-def _upload(
-    checked: Checked, device: CudaDevice, say: Callable[[str], None] | None
-) -> dict[str, CudaArray]:
+def _upload(checked: Checked, device: CudaDevice) -> dict[str, CudaArray]:
     """Copies the mapped weights to the device; a weight inside another shares its memory."""
     stored = checked.manifest["weights"]
     largest: dict[tuple[str, int], str] = {}
@@ -132,8 +112,8 @@ def _upload(
                 piece = data[w["offset"] + start : w["offset"] + min(_bytes(w), start + PIECE)]
                 device.upload(array, start, piece)
                 done += len(piece)
-                if say is not None:
-                    say(f"loading weights {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+                line = f"loading weights {done / 1e9:.1f} of {total / 1e9:.1f} GB"
+                streams.progress(line, last=done == total)
         found[name] = array
     for name, w in stored.items():
         shape = tuple(w["shape"])

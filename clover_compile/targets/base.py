@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from clover_compile.passes.base import Pass
 from clover_compile.unit import Source, Unit
+
+Say = Callable[[str], None]
+"""Takes one line of progress."""
 
 
 @dataclass
@@ -23,6 +26,8 @@ class Emitted:
     """Stored tensor -> {file, offset, shape, dtype}."""
     built_with: dict[str, str] = field(default_factory=dict)
     accepts: dict[str, str] = field(default_factory=dict)
+    static: dict[str, Any] = field(default_factory=dict)
+    """What passes cost by count: {note, passes}, see targets/triton/static.py; may be empty."""
 
 
 class Target:
@@ -40,6 +45,9 @@ class Target:
         """Why a bundle cannot be run, and so not be proved, on this machine; None if it can."""
         return None
 
-    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path) -> Emitted:
-        """Lowers the fused Units and writes unit files and weights into `folder`."""
+    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path, say: Say) -> Emitted:
+        """Lowers the fused Units and writes unit files and weights into `folder`.
+
+        `say` gets a line now and then where that takes long.
+        """
         raise NotImplementedError

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clover_compile.errors import PlannedTarget, UnknownTarget, WrongDtype
+from clover_compile.options import TARGETS_OWN
 
 if TYPE_CHECKING:
     from clover_compile.targets.base import Target
@@ -18,13 +19,13 @@ class Row:
     """What `clover-compile targets` says of one target."""
 
     target: str
-    """"module:Class"."""
+    """"module:Class", or "module:Class:argument" for a class that serves several targets."""
     emits: str
     runs_on: str
     packages: tuple[str, ...]
     """Modules a build needs."""
     dtypes: tuple[str, ...]
-    """Precisions it can hold weights in."""
+    """Precisions it can hold weights in; the first is the default."""
     plan: str
     """"module:function" that estimates a build from a checkpoint's headers, without torch."""
 
@@ -32,10 +33,23 @@ class Row:
         """Modules that are not installed here."""
         return tuple(name for name in self.packages if importlib.util.find_spec(name) is None)
 
-    def check_dtype(self, name: str, dtype: str) -> None:
-        """Raises WrongDtype unless the target, called `name`, takes `dtype`."""
+    def dtype(self, name: str, asked: str) -> str:
+        """The precision to build in; WrongDtype unless the target, called `name`, takes it."""
+        dtype = self.dtypes[0] if asked == TARGETS_OWN else asked
         if dtype not in self.dtypes:
             raise WrongDtype(target=name, dtype=dtype, known=", ".join(self.dtypes))
+        return dtype
+
+
+def _triton(gpu: str, runs_on: str) -> Row:
+    return Row(
+        f"clover_compile.targets.triton.build:TritonTarget:{gpu}",
+        "launch programs, precompiled Triton kernels and one weight store",
+        runs_on,
+        ("torch", "triton"),
+        ("bf16",),
+        "clover_compile.targets.triton.plan:estimate",
+    )
 
 
 TARGETS: dict[str, Row] = {
@@ -47,13 +61,19 @@ TARGETS: dict[str, Row] = {
         ("fp32",),
         "clover_compile.targets.ort_cpu.plan:estimate",
     ),
+    "triton-a100": _triton("a100", "NVIDIA A100 (8.0)"),
+    "triton-rtx3090": _triton("rtx3090", "NVIDIA RTX 3090 (8.6)"),
+    "triton-l40s": _triton("l40s", "NVIDIA L40S (8.9)"),
+    "triton-rtx4090": _triton("rtx4090", "NVIDIA RTX 4090 (8.9)"),
+    "triton-h100": _triton("h100", "NVIDIA H100 (9.0)"),
+    "triton-h200": _triton("h200", "NVIDIA H200 (9.0)"),
+    "triton-b200": _triton("b200", "NVIDIA B200 (10.0)"),
+    "triton-rtx5090": _triton("rtx5090", "NVIDIA RTX 5090 (12.0)"),
 }
 
 
 PLANNED = (
-    "ort-cuda", "triton-a100", "triton-rtx3090", "triton-l40s", "triton-rtx4090", "triton-h100",
-    "triton-h200", "triton-b200", "triton-rtx5090", "trt-h100", "trt-h200", "trt-b200",
-    "trt-l40s", "trt-rtx",
+    "ort-cuda", "trt-h100", "trt-h200", "trt-b200", "trt-l40s", "trt-rtx",
 )  # fmt: skip
 """Targets that are designed but not in this version."""
 
@@ -69,6 +89,6 @@ def known(name: str) -> Row:
 
 def target(name: str) -> Target:
     """The target called `name`; raises UnknownTarget with the known ones."""
-    module, attribute = known(name).target.split(":")
-    found: Target = getattr(importlib.import_module(module), attribute)()
+    module, attribute, *arguments = known(name).target.split(":")
+    found: Target = getattr(importlib.import_module(module), attribute)(*arguments)
     return found

@@ -9,8 +9,8 @@ from clover_compile.kernels.plans import power_of_two
 from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, Size, Variant
 
 BUDGETS = {
-    "gate": Budget(registers=200),
-    "group": Budget(registers=200),
+    "gate": Budget(registers=208),
+    "group": Budget(registers=208),
     "up": Budget(registers=255, required={90: MATRIX[90]}),
     # 16 rows of the result per program, so that one GPU's programs all have some: too few for the
     # warp-group instructions. The weights set the pace here, not the products.

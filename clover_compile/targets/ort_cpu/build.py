@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from clover_compile.targets.base import Emitted, Target
+from clover_compile.targets.base import Emitted, Say, Target
 from clover_compile.targets.ort_cpu.lowering import Lowered, StoredWeight, arrange, attach, lower
 from clover_compile.unit import Source, Unit, Weight
 from clover_compile.weight_store import Stored, write_weights
@@ -27,7 +27,7 @@ class OrtCpu(Target):
     engine: ClassVar[str] = "ort"
     requirements: ClassVar[tuple[str, ...]] = ("onnxruntime",)
 
-    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path) -> Emitted:
+    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path, say: Say) -> Emitted:
         """Writes <unit>.onnx for each Unit and the weight store."""
         lowered = {name: lower(unit) for name, unit in units.items()}
         expressions = {w.name: w for unit in units.values() for w in unit.weights.values()}

@@ -35,6 +35,14 @@ class Parts:
     views: tuple[View, ...]
 
 
+@dataclass(frozen=True)
+class Widened:
+    """A view whose values a product takes as fp32: exact in a kernel that multiplies 16-bit
+    values and adds up in fp32, so no cast is carried out."""
+
+    view: View
+
+
 @dataclass
 class Lowered:
     """A Unit's program, the plans it names and where its weights come from."""
@@ -222,6 +230,8 @@ class Lowering:
         wide = len(users) == 1 and str(users[0].target) == "aten.to.dtype"
         wide = wide and args_of(users[0])[1] is torch.float32
         x, weight = (self.values[n] for n in args_of(node))
+        if isinstance(x, Widened) and isinstance(weight, Widened):
+            x, weight, wide = x.view, weight.view, True
         return self._step(fused_op("projection"), [x, weight, wide], ("y",), node.name)["y"]
 
     def _to(self, node: fx.Node) -> Any:
@@ -229,6 +239,8 @@ class Lowering:
         if isinstance(source, View) and args_of(node)[1] is torch.float32:
             if self.buffers[source.buffer].dtype == "fp32":
                 return source
+            if all(str(user.target) == "aten.linear.default" for user in node.users):
+                return Widened(source)
             raise CannotLower(f"{self.unit.name}: {node.format_node()} is no cast of logits")
         return node
 

@@ -1,0 +1,169 @@
+"""Compiles every kernel that some launch plans name for one GPU, and judges what each costs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from clover_compile.errors import KernelsOverBudget
+from clover_compile.kernels import release
+from clover_compile.kernels.budget import budget_of
+from clover_compile.kernels.compiled import (
+    Compiled,
+    Usage,
+    assembler,
+    compile_launch,
+    key,
+    operands,
+    signature,
+)
+from clover_compile.runtime.launch_plan import Launch, Plan, Variant
+from clover_compile.targets.base import Say
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel to compile."""
+
+    plan: Plan
+    variant: Variant
+    launch: Launch
+    capability: int
+
+    @property
+    def key(self) -> str:
+        """Name of the kernel: equal exactly where its code is."""
+        return key(self.launch, operands(self.plan, self.variant), self.capability)
+
+
+@dataclass
+class Cubins:
+    """The kernels of a bundle for one compute capability."""
+
+    capability: int
+    keys: dict[str, list[list[str]]]
+    """Plan -> variant -> kernel keys in launch order."""
+    compiled: dict[str, Compiled]
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Kernel -> what launching it takes and what it costs; see `_row`."""
+
+    def write(self, folder: Path) -> None:
+        """Writes <key>.cubin and <key>.ptx of every kernel into `folder`, which must exist."""
+        for name, made in self.compiled.items():
+            (folder / f"{name}.cubin").write_bytes(made.cubin)
+            (folder / f"{name}.ptx").write_text(made.ptx)
+
+    def table(self) -> dict[str, Any]:
+        """What a session needs to launch them, as JSON values."""
+        return {
+            "capability": self.capability, "assembler": assembler(self.capability),
+            "driver": driver(self.capability), "kernels": self.rows,
+        }  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        """The worst of all kernels, and how many miss the released model's budgets."""
+        worst = {k: max(row[k] for row in self.rows.values())
+                 for k in ("registers", "shared", "stack")}  # fmt: skip
+        over = sum(bool(row["over_budget"]) for row in self.rows.values())
+        table = self.table()
+        count = len(table.pop("kernels"))
+        return {**table, "count": count, **worst, "over_budget": over}
+
+
+def driver(capability: int) -> int:
+    """CUDA release times a thousand that a driver must support to load these cubins: drivers read
+    what assemblers of their own major release, or an older one, made."""
+    return int(assembler(capability).split(".")[0]) * 1000
+
+
+def plan_key(plan: Plan) -> str:
+    """Name of a plan in a bundle: equal exactly where the plan is."""
+    text = json.dumps(plan.to_json(), sort_keys=True)
+    return f"{plan.op}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def compile_plans(plans: Mapping[str, Plan], capability: int, target: str, say: Say) -> Cubins:
+    """Compiles every kernel once, in as many processes as there are cores.
+
+    Raises KernelsOverBudget for a kernel that could not run, and for one of the released model's
+    kernels that costs more than its budget. A kernel of another size that does is told to `say`
+    and noted under `over_budget`: it runs, perhaps slowly.
+    """
+    jobs: dict[str, Job] = {}
+    keys: dict[str, list[list[str]]] = {}
+    for name, plan in plans.items():
+        keys[name] = []
+        for variant in plan.variants:
+            made = [Job(plan, variant, launch, capability) for launch in variant.launches]
+            jobs |= {job.key: job for job in made}
+            keys[name].append([job.key for job in made])
+    cubins = Cubins(capability, keys, _compile(jobs, say))
+    faults, over = list[str](), 0
+    for name, job in jobs.items():
+        usage = cubins.compiled[name].usage()
+        row = _row(job, cubins.compiled[name], usage)
+        broken, slow = budget_of(job.launch.kernel).judge(cubins.compiled[name], usage)
+        faults += broken
+        if name in released(capability):
+            faults += slow
+        row["over_budget"] = slow
+        over += bool(slow)
+        cubins.rows[name] = row
+    if faults:
+        raise KernelsOverBudget(target=target, faults="; ".join(faults))
+    if over:
+        say(f"    {over} of {len(jobs)} kernels miss the budget set for the released model's sizes")
+    return cubins
+
+
+def _compile(jobs: Mapping[str, Job], say: Say) -> dict[str, Compiled]:
+    """Kernel -> its code, in the order of `jobs`."""
+    made: dict[str, Compiled] = {}
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        running = {pool.submit(_compile_job, job): name for name, job in jobs.items()}
+        try:
+            for done in as_completed(running):
+                made[running[done]] = done.result()
+                if len(made) % 10 == 0 or len(made) == len(jobs):
+                    say(f"    {len(made)} of {len(jobs)} kernels compiled")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {name: made[name] for name in jobs}
+
+
+def _compile_job(job: Job) -> Compiled:
+    return compile_launch(job.plan, job.variant, job.launch, job.capability)
+
+
+def _row(job: Job, made: Compiled, usage: Usage) -> dict[str, Any]:
+    types = signature(job.launch, operands(job.plan, job.variant))
+    return {
+        "function": job.launch.kernel.split(":")[1],
+        "parameters": [name for name, kind in types.items() if kind != "constexpr"],
+        "warps": made.warps, "shared": made.shared, "registers": usage.registers,
+        "instructions": usage.instructions, "stack": usage.stack,
+        "sha256": hashlib.sha256(made.cubin).hexdigest(),
+    }  # fmt: skip
+
+
+@cache
+def released(capability: int) -> frozenset[str]:
+    """Keys of the kernels of the released model, whose budgets bind."""
+    return frozenset(job.key for job in _released_jobs(capability))
+
+
+def _released_jobs(capability: int) -> Iterator[Job]:
+    for place in release.places():
+        plan = place.plan(capability)
+        for variant in plan.variants:
+            for launch in variant.launches:
+                yield Job(plan, variant, launch, capability)
