@@ -127,15 +127,16 @@ def lines(title: str, rows: Mapping[str, Sequence[tuple[float, float]]], across:
         if y0 - 0.01 <= math.log(y) <= y1 + 0.01:
             drawing.line(left, place(1, y)[1], WIDTH - right, place(1, y)[1], "grid")
             drawing.text(left - 5, place(1, y)[1] + 4, f"{y:g}", "tick", "end")
-    labels = sorted((place(*line[-1])[1], name, place(*line[-1])[0]) for name, line in rows.items())
-    last = -99.0
-    for i, (y, name, x) in enumerate(labels):
-        last = max(y, last + 13)
-        drawing.text(x + 6, last + 4, name, f"label line{i % 5}")
+    ends = sorted((place(*line[-1])[1], name) for name, line in rows.items())
+    label = -99.0
+    for i, (end, name) in enumerate(ends):
+        label = max(end, label + 13)
+        drawing.text(place(*rows[name][-1])[0] + 6, label + 4, name, f"label line{i % 5}")
         places = [place(*point) for point in rows[name]]
         drawing.path(places, f"line line{i % 5}", name)
-        for at, (count, cost) in zip(places, rows[name], strict=True):
-            drawing.dot(*at, 2.5, f"line{i % 5} solid", f"{name}, {count:g} rows: {cost:.3g} ms")
+        for at, point in zip(places, rows[name], strict=True):
+            tip = f"{name}, {point[0]:g} rows: {point[1]:.3g} ms"
+            drawing.dot(*at, 2.5, f"line{i % 5} solid", tip)
     drawing.text(WIDTH - right, height + 32, across, "tick", "end")
     return drawing.render()
 
