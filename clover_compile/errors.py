@@ -195,6 +195,14 @@ class NeedsThisModel(InputError):
     )
 
 
+class CannotModel(InputError):
+    """The bundle can neither run on this machine nor be modelled from what it holds: only Triton
+    bundles say what each launch moves. Profile it where it runs.
+    """
+
+    template = "{path}: cannot be profiled here ({reason}); profile it where it can run"
+
+
 class BadMessages(InputError):
     """The messages to profile with cannot be read. Each line of the file is a JSON object with a
     `prompt`, a text or a list of messages with role and content, and perhaps the `answer` expected.

@@ -1,4 +1,4 @@
-"""`clover-compile profile`: measures a bundle here, writes its costs, and says what was found."""
+"""`clover-compile profile`: measures or models a bundle, and writes its costs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.numpy import load_file
 
 from clover_compile import bundle
 from clover_compile.checkpoint import Checkpoint
-from clover_compile.errors import NeedsCheckpoint
+from clover_compile.errors import CannotModel, NeedsCheckpoint
 from clover_compile.model.load import load_model
 from clover_compile.profiling import cost_table, messages, receipt, units, workload
 from clover_compile.profiling.calls import Scene
@@ -23,22 +24,74 @@ from clover_compile.profiling.rival import Rival
 from clover_compile.profiling.subject import Subject, open_rival, open_subject
 from clover_compile.profiling.unfused import Unfused
 from clover_compile.reprove import bundled_checkpoint, named_checkpoint
+from clover_compile.runtime.bundle import load
 from clover_compile.runtime.cores import cores
 from clover_compile.runtime.costs import CostTable
+from clover_compile.runtime.errors import WrongMachine
+from clover_compile.runtime.manifest import Checked, read_bundle
+from clover_compile.runtime.strict_json import read_json
+from clover_compile.tensor_names import spell
 
 FORMAT = 1
 Say = Callable[[str], None]
 
 
 def profile(options: ProfileOptions, say: Say) -> dict[str, Any]:
-    """Profiles a bundle that runs here; returns everything that was found, as JSON values.
+    """Profiles a bundle; returns everything that was found, as JSON values.
 
     Writes costs.json into the bundle, if it can be written to. Raises what opening a bundle does,
-    OtherModel, NeedsThisModel or BadMessages.
+    OtherModel, NeedsThisModel or BadMessages; CannotModel for one that can neither run here nor be
+    modelled.
     """
     if options.output is not None:
         require_folder(options.output)
-    subject = open_subject(options.bundle, options.threads or cores(), options.allow_native)
+    checked = read_bundle(options.bundle, recosting=True)
+    reason = _cannot_run(options, checked)
+    found, table = _modelled(checked, reason) if reason else _measured(options, say)
+    found["costs"] = table.to_json()
+    block: Any = read_json(checked.path / "generation.json")["block_size"]
+    found["break even"] = cost_table.break_even(table, block)
+    _write_costs(options.bundle, table, found)
+    if options.output is not None:
+        write(options.output, found)
+    return found
+
+
+def _cannot_run(options: ProfileOptions, checked: Checked) -> str | None:
+    """Why a bundle cannot be measured here; None if it can."""
+    if checked.verdict["outcome"] == "compiled, not run":
+        return str(checked.verdict.get("reason") or "it was never run")
+    try:
+        if checked.manifest["engine"] != "ort":
+            load(options.bundle, allow_native=options.allow_native, recosting=True)
+    except WrongMachine as error:
+        return str(error)
+    return None
+
+
+def _modelled(checked: Checked, reason: str) -> tuple[dict[str, Any], CostTable]:
+    """What is known of a bundle that cannot run here."""
+    if checked.manifest["engine"] != "triton":
+        raise CannotModel(path=spell(str(checked.path)), reason=reason)
+    from clover_compile.profiling import modelled
+
+    passes, table = modelled.profile(checked)
+    found: dict[str, Any] = {
+        "format": FORMAT, "kind": "modelled", "bundle": checked.identity,
+        "target": checked.manifest["target"], "model": checked.manifest["model"]["name"],
+        "prefix": modelled.PREFIX, "notes": [modelled.NOTE, f"not run here: {reason}"],
+        "passes": passes, "kernels": checked.manifest["static"]["kernels"],
+        "receipt": {"bundle": checked.identity, "versions": receipt.versions(), "prompts": None},
+    }  # fmt: skip
+    return found, table
+
+
+def _measured(options: ProfileOptions, say: Say) -> tuple[dict[str, Any], CostTable]:
+    """What is measured of a bundle that runs here."""
+    threads = options.threads or cores()
+    # The floor is measured with torch; its idle threads would spin beside what is measured.
+    torch.set_num_threads(threads)
+    subject = open_subject(options.bundle, threads, options.allow_native)
     notes: list[str] = []
     checkpoint = _checkpoint(options, subject, notes)
     asked = _messages(options, checkpoint, notes)
@@ -55,21 +108,13 @@ def profile(options: ProfileOptions, say: Say) -> dict[str, Any]:
     table, taken = cost_table.measure(subject, scene, options.rounds, say)
     if asked is not None:
         table = _workload(options, subject, asked, table, say, found)
-    block = subject.loaded.rules.block_size
-    found["costs"] = table.to_json()
-    found["break even"] = cost_table.break_even(table, block)
     found["receipt"] = receipt.receipt(options, subject, asked, found, taken)
-    _write(options.bundle, subject, table, found)
-    if options.output is not None:
-        write(options.output, found)
-    return found
+    return found, table
 
 
-def _write(path: Path, subject: Subject, table: CostTable, found: dict[str, Any]) -> None:
-    content = {
-        "bundle": subject.loaded.identity, **table.to_json(),
-        "threads": subject.threads, "machine": found["machine"], "prefix": found["prefix"],
-    }  # fmt: skip
+def _write_costs(path: Path, table: CostTable, found: dict[str, Any]) -> None:
+    told = {name: found[name] for name in ("prefix", "threads", "machine") if name in found}
+    content = {"bundle": found["bundle"], **table.to_json(), **told}
     try:
         bundle.write_costs(path, content)
     except OSError as error:
@@ -125,7 +170,7 @@ def _rivals(
         if options.against == "eager":
             checkpoint = checkpoint or bundled_checkpoint(options.bundle, subject.manifest)
             rival = Rival(load_model(checkpoint.config, checkpoint.tensor), checkpoint.generation)
-            found["eager"] = units.eager_runs(rival, subject.threads)
+            found["eager"] = units.eager_runs(rival)
         elif options.against is not None:
             other = open_rival(Path(options.against), subject, options.allow_native)
             found["against"] = units.engine_runs(other.engine)

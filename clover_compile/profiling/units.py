@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from clover_compile.profiling.calls import Call, Scene, main_calls
 from clover_compile.profiling.floor import Machine, Rates, Work
@@ -91,9 +90,8 @@ def engine_runs(engine: Engine) -> Make:
     return lambda unit, feeds: partial(engine.run, unit, feeds)
 
 
-def eager_runs(rival: Rival, threads: int) -> Make:
+def eager_runs(rival: Rival) -> Make:
     """Runs of the eager model, experts grouped; it has no pick of its own."""
-    torch.set_num_threads(threads)
 
     def make(unit: str, feeds: Arrays) -> Callable[[], object] | None:
         if not rival.has(unit):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clover_compile.profiling.html.svg import CHARACTER, Drawing
 
-WIDTH = 440
+WIDTH = 400
 """Of every plot, in the units of its labels: about what a phone shows unscaled."""
 
 ROW, TOP, BOTTOM = 24.0, 8.0, 26.0
@@ -29,23 +29,25 @@ def bars(title: str, rows: Sequence[Bar], unit: str, mark: float | None = None) 
     """Horizontal bars with spread and floor; `mark`: a value worth a line, such as 1 for ratios."""
     left = 12 + CHARACTER * max((len(row.name) for row in rows), default=1)
     drawing = Drawing(WIDTH, TOP + ROW * len(rows) + BOTTOM, title)
-    top = max([row.high for row in rows] + [row.floor or 0 for row in rows] + [mark or 0, 1e-12])
-    scale = (WIDTH - left - 64) / top
+    reach = [max(1.06 * row.value, row.floor or 0.0) for row in rows]
+    top = max([*reach, mark or 0.0, 1e-12])
+    scale = (WIDTH - left - 56) / top
     for x in ticks(top, 4):
         drawing.line(left + x * scale, TOP, left + x * scale, TOP + ROW * len(rows), "grid")
         drawing.text(left + x * scale, TOP + ROW * len(rows) + 16, f"{x:g}", "tick", "middle")
-    drawing.text(WIDTH - 2, TOP + ROW * len(rows) + 16, unit, "tick", "end")
+    drawing.text(WIDTH, TOP + ROW * len(rows) + 16, unit, "tick", "end")
     for i, row in enumerate(rows):
         y = TOP + i * ROW
         middle = y + ROW / 2
         tip = f"{row.name}: {row.value:.3g} ({row.low:.3g} to {row.high:.3g}) {unit}"
         drawing.text(left - 8, middle + 4, row.name, "label", "end")
         drawing.rect(left, y + 4, row.value * scale, ROW - 9, "bar", tip)
-        drawing.line(left + row.low * scale, middle, left + row.high * scale, middle, "spread")
+        high = min(row.high, top)
+        drawing.line(left + row.low * scale, middle, left + high * scale, middle, "spread")
         if row.floor:
             x = left + row.floor * scale
             drawing.line(x, y + 2, x, y + ROW - 3, "floor")
-        drawing.text(left + max(row.value, row.high) * scale + 6, middle + 4, short(row.value))
+        drawing.text(WIDTH, middle + 4, short(row.value), "label", "end")
     if mark is not None:
         drawing.line(left + mark * scale, TOP, left + mark * scale, TOP + ROW * len(rows), "mark")
     return drawing.render()
@@ -82,8 +84,8 @@ class Point:
 
 def scatter(title: str, points: Sequence[Point], across: str, up: str) -> str:
     """Quality, from 0 to 1, against speed; the names of points are told by their colour."""
-    height, left, low = 240.0, 44.0, min([point.y for point in points] + [0.9])
-    low = max(0.0, math.floor(low * 10) / 10 - 0.05)
+    height, left, low = 220.0, 46.0, min([point.y for point in points] + [0.9])
+    low = max(0.0, math.floor((low - 0.02) * 10) / 10)
     drawing = Drawing(WIDTH, height + 44, title)
     top = 1.08 * max(point.x for point in points)
 
@@ -107,7 +109,7 @@ def scatter(title: str, points: Sequence[Point], across: str, up: str) -> str:
 
 def lines(title: str, rows: Mapping[str, Sequence[tuple[float, float]]], across: str) -> str:
     """Costs by rows, both axes logarithmic."""
-    height, left, right = 230.0, 44.0, 76.0
+    height, left, right = 220.0, 46.0, 72.0
     drawing = Drawing(WIDTH, height + 40, title)
     points = [point for line in rows.values() for point in line]
     x1 = math.log(max(x for x, _ in points)) or 1.0
@@ -154,7 +156,7 @@ class Cell:
 
 def fill(title: str, passes: Sequence[Sequence[Cell]]) -> str:
     """A block filling in: a line a pass, a cell a row, the shade its confidence."""
-    left, size = 30.0, 22.0
+    left, size = 26.0, 22.0
     width = max(len(cells) for cells in passes)
     step = (WIDTH - left - 4) / width
     drawing = Drawing(WIDTH, TOP + size * len(passes) + 6, title)

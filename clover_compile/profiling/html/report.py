@@ -29,10 +29,11 @@ def render(found: Mapping[str, Any]) -> str:
     template = environment.get_template("report.html.jinja")
     work = found.get("workload")
     return template.render(
-        found=found, work=work, words=WORDS, data=embedded(found),
+        found=found, work=work, words=WORDS, data=embedded(found), kind_of=kind_of,
         calls=[_call(call) for call in found.get("units", {}).get("calls", [])],
-        speedups=_speedups(found), costs=_costs(found), ways=_ways(work) if work else None,
-        blocks=_blocks(work) if work else None, kind_of=kind_of,
+        passes=[_pass(one) for one in found.get("passes", [])],
+        speedups=_speedups(found), costs=_costs(found),
+        ways=_ways(work) if work else None, blocks=_blocks(work) if work else None,
     )  # fmt: skip
 
 
@@ -66,6 +67,14 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     rows = [_bar(op["op"], op["ms"], op["floor ms"]) for op in shown]
     title = f"{call['name']}: milliseconds by op, with floors"
     return {**call, "plot": _svg(plots.bars(title, rows, "ms"))}
+
+
+def _pass(one: Mapping[str, Any]) -> dict[str, Any]:
+    """A modelled pass and its plot."""
+    times = [(op["op"], op["modelled ms"]) for op in one["ops"]]
+    title = f"{one['pass']}: modelled milliseconds by op"
+    plot = plots.bars(title, [Bar(name, ms, ms, ms) for name, ms in times], "ms, modelled")
+    return {**one, "plot": _svg(plot)}
 
 
 def _speedups(found: Mapping[str, Any]) -> list[tuple[str, Markup]]:
@@ -106,10 +115,12 @@ def _blocks(work: Mapping[str, Any]) -> dict[str, Any]:
     fills, climbs = [], {}
     for number, answer in enumerate(work["answers"]):
         climbs[f"{answer['way']}, answer {number % 3 + 1}"] = _climb(answer["steps"])
-        first = [step for step in answer["steps"] if step["start"] == 0]
-        if first and first[0]["kind"] == "denoise":
-            title = "the first block of an answer, pass by pass"
-            fills.append({**answer, "plot": _svg(plots.fill(title, _cells(first)))})
+        if answer["steps"][0]["kind"] == "denoise":
+            starts = [step["start"] for step in answer["steps"]]
+            longest = max(starts, key=starts.count)
+            steps = [step for step in answer["steps"] if step["start"] == longest]
+            title = f"the block from token {longest + 1} on, pass by pass"
+            fills.append({**answer, "plot": _svg(plots.fill(title, _cells(steps)))})
     passes, rounds = work["rows fixed by a pass"], work["tokens of a round"]
     return {
         "fills": fills,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-CHARACTER = 6.4
+CHARACTER = 7.2
 """Width of a character of a label, about."""
 
 
