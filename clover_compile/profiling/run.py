@@ -113,8 +113,8 @@ def _measured(options: ProfileOptions, say: Say) -> tuple[dict[str, Any], CostTa
 
 
 def _write_costs(path: Path, table: CostTable, found: dict[str, Any]) -> None:
-    told = {name: found[name] for name in ("prefix", "threads", "machine") if name in found}
-    content = {"bundle": found["bundle"], **table.to_json(), **told}
+    content: dict[str, Any] = {"bundle": found["bundle"], **table.to_json()}
+    content |= {name: found[name] for name in ("prefix", "threads", "machine") if name in found}
     try:
         bundle.write_costs(path, content)
     except OSError as error:

@@ -176,8 +176,9 @@ def _row(way: str, log: Log, causal: Log, messages: Messages, table: CostTable) 
         "right": sum(text == want for text, want in judged) / len(judged) if judged else None,
         "as causal": sum(same) / len(same),
         "passes": total["passes"], "rounds": total["rounds"],
-        "tokens per pass": tokens / total["passes"] if total["passes"] else None,
-        "tokens per round": tokens / total["rounds"] if total["rounds"] else None,
+        # Where ways are mixed neither means anything.
+        "tokens per pass": tokens / total["passes"] if total["passes"] and not choices else None,
+        "tokens per round": tokens / total["rounds"] if total["rounds"] and not choices else None,
         "ms per answer": spread([1e3 * x for x in log.seconds]),
         "tokens per second": tokens / seconds,
         "cost per token": cost_of(log.calls, table) / tokens,
