@@ -153,8 +153,9 @@ def test_costs_go_into_the_bundle_and_auto_uses_them(bundle: Path, found: dict[s
     session = Session.load(bundle)
     assert session.costs is not None
     assert session.costs == CostTable.from_json(found["costs"])
+    assert "measured, for --decode auto" in clover_compile("inspect", bundle).stdout
     prompt = messages.read(models.find() / "messages.jsonl", 1).asked[0].prompt
-    done = clover_compile("run", bundle, "-p", prompt, "--decode", "auto", "--json")
+    done = clover_compile("run", bundle, "-p", str(prompt), "--decode", "auto", "--json")
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["stats"]["choices"]
 
@@ -270,7 +271,7 @@ def _slowed(bundle: Path, folder: Path) -> Path:
     function = next(f for f in model.functions if f.name == "CoresetMoe")
     last = next(node for node in function.node if "y" in node.output)
     last.output[:] = ["y_plain"]
-    size = helper.make_tensor("size", onnx.TensorProto.INT64, [2], [448, 448])
+    size = helper.make_tensor("size", onnx.TensorProto.INT64, [2], [768, 768])
     zero = helper.make_tensor("zero", onnx.TensorProto.FLOAT, [], [0.0])
     function.node.extend(
         [
@@ -285,7 +286,7 @@ def _slowed(bundle: Path, folder: Path) -> Path:
         ]
     )
     for node in function.node:
-        node.name = node.name or node.output[0]
+        node.name = node.name or f"slowed_{node.output[0]}"
     (copy / "preview.onnx").write_bytes(model.SerializeToString())
     bundles.edit(copy)
     return copy

@@ -166,14 +166,14 @@ def _rivals(
         if checkpoint is not None:
             unfused = Unfused(checkpoint, subject.manifest["units"], subject.threads, say)
             stack.callback(unfused.close)
-            found["unfused"] = units.engine_runs(unfused.engine)
+            found["unfused"] = units.engine_runs(unfused.engine, unfused.units)
         if options.against == "eager":
             checkpoint = checkpoint or bundled_checkpoint(options.bundle, subject.manifest)
             rival = Rival(load_model(checkpoint.config, checkpoint.tensor), checkpoint.generation)
             found["eager"] = units.eager_runs(rival)
         elif options.against is not None:
             other = open_rival(Path(options.against), subject, options.allow_native)
-            found["against"] = units.engine_runs(other.engine)
+            found["against"] = units.engine_runs(other.engine, other.manifest["units"])
         yield found
 
 

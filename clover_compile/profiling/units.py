@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -85,9 +85,9 @@ def measure(
     }  # fmt: skip
 
 
-def engine_runs(engine: Engine) -> Make:
-    """Runs of another engine of the same Units."""
-    return lambda unit, feeds: partial(engine.run, unit, feeds)
+def engine_runs(engine: Engine, names: Container[str]) -> Make:
+    """Runs of another engine that has these Units."""
+    return lambda unit, feeds: partial(engine.run, unit, feeds) if unit in names else None
 
 
 def eager_runs(rival: Rival) -> Make:
