@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.numpy import save
 
-from clover_compile import bundle, locate, prove, trace
+from clover_compile import bundle, locate, oversize, prove, trace
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import (
     ModelOverflows,
@@ -28,6 +28,7 @@ from clover_compile.errors import (
 )
 from clover_compile.model import interface
 from clover_compile.model.clover import Clover
+from clover_compile.model.config import GenerationConfig
 from clover_compile.model.load import load_model
 from clover_compile.options import BuildOptions, context_of
 from clover_compile.passes import observe
@@ -82,23 +83,17 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
     if bad := checkpoint.nonfinite():
         raise NonfiniteWeights(tensors=", ".join(bad))
     with bundle.workspace(options.output, options.force) as folder:
-        report.stage("loading the eager model")
-        model = load_model(checkpoint.config, checkpoint.tensor, DTYPES[options.dtype])
-        with _explained(model, checkpoint, context, options):
-            units, passes = fused_units(model, checkpoint, options, target, report)
-            report.stage(f"lowering for {target.name}")
-            source = source_of(dict(model.named_parameters()))
-            emitted = target.emit(units, source, folder, report.say)
-            report.stage("running the probes on the eager model")
-            truth = prove.Truth(model, checkpoint, context)
-            # Not save_file: a full disk must be an OSError.
-            (folder / "probes.safetensors").write_bytes(save(truth.arrays()))
+        shortage = oversize.shortage(options, checkpoint)
+        if shortage is None:
+            passes, emitted = _compile(checkpoint, context, options, target, folder, report)
+        else:
+            passes, emitted = _compile_unseen(checkpoint, options, target, folder, report, shortage)
         _write_texts(folder, checkpoint)
         bundle.write_runner(folder, target.requirements)
         content = _manifest(options, target, checkpoint, context, passes, emitted, report)
         identity = bundle.write_manifest(folder, content)
         bundle.write_verdict(folder, {"bundle": identity, **UNDER_CONSTRUCTION})
-        verdict = _verdict(target, folder, options, report)
+        verdict = _verdict(target, folder, options, report, shortage)
         # The proof itself takes memory, often the most.
         peak = peak_memory()
         identity = bundle.complete_manifest(folder, {"peak_memory_bytes": peak})
@@ -112,21 +107,72 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
     }  # fmt: skip
 
 
-def _verdict(target: Target, folder: Path, options: BuildOptions, report: Report) -> dict[str, Any]:
+Compiled = tuple[dict[str, dict[str, int]], Emitted]
+"""Rewrites by Unit and pass, and what was written."""
+
+
+def _compile(
+    checkpoint: Checkpoint, context: int, options: BuildOptions, target: Target, folder: Path,
+    report: Report,
+) -> Compiled:  # fmt: skip
+    """Traces, fuses and lowers the model, and stores what its eager form answers to the probes."""
+    report.stage("loading the eager model")
+    model = load_model(checkpoint.config, checkpoint.tensor, DTYPES[options.dtype])
+    with _explained(model, checkpoint, context, options):
+        units, passes = fused_units(model, checkpoint.generation, options, target, report)
+        report.stage(f"lowering for {target.name}")
+        source = source_of(dict(model.named_parameters()))
+        emitted = target.emit(units, source, folder, report.say)
+        report.stage("running the probes on the eager model")
+        truth = prove.Truth(model, checkpoint, context)
+        # Not save_file: a full disk must be an OSError.
+        (folder / "probes.safetensors").write_bytes(save(truth.arrays()))
+    return passes, emitted
+
+
+def _compile_unseen(
+    checkpoint: Checkpoint, options: BuildOptions, target: Target, folder: Path, report: Report,
+    shortage: str,
+) -> Compiled:  # fmt: skip
+    """The same where the eager model does not fit: passes are checked on a twin, no probes."""
+    report.stage(f"nothing can be proved here: {shortage}; checking the passes on a small twin")
+    small, generation = oversize.twin(checkpoint.config, checkpoint.generation)
+    fused_units(small, generation, options, target, report)
+    report.stage("tracing the model at its own sizes")
+    dtype = DTYPES[options.dtype]
+    model = oversize.shell(checkpoint.config, dtype)
+    units, passes = fused_units(model, checkpoint.generation, options, target, report, check=False)
+    report.stage(f"lowering for {target.name}")
+    return passes, target.emit(units, oversize.source(checkpoint, dtype), folder, report.say)
+
+
+def _verdict(
+    target: Target, folder: Path, options: BuildOptions, report: Report, shortage: str | None
+) -> dict[str, Any]:
     """The proof, or why this machine cannot give one."""
-    if reason := target.cannot_run():
+    if shortage is not None:
+        read_bundle(folder, unfinished=True)
+        reason = f"no probes: {shortage}; every pass was checked on a small twin alone"
+        if why := target.cannot_run():
+            reason += f"; compiled, not run: {why}"
+        return {"outcome": "unproved", "reason": reason, "dtype": options.dtype}
+    if why := target.cannot_run():
         # What the proof would do first: nothing is written that the runner refuses as damaged.
         read_bundle(folder, unfinished=True)
-        return {"outcome": "compiled, not run", "reason": reason, "dtype": options.dtype}
+        return {"outcome": "compiled, not run", "reason": why, "dtype": options.dtype}
     report.stage("proving the bundle")
     loaded = load(folder, unverified=True, unfinished=True)
     return prove.prove(loaded, options.dtype, report.say)
 
 
 def fused_units(
-    model: Clover, checkpoint: Checkpoint, options: BuildOptions, target: Target, report: Report
-) -> tuple[dict[str, Unit], dict[str, dict[str, int]]]:
-    """Traces and fuses every Unit, checked after every pass; also the rewrites by Unit and pass."""
+    model: Clover, generation: GenerationConfig, options: BuildOptions, target: Target,
+    report: Report, check: bool = True,
+) -> tuple[dict[str, Unit], dict[str, dict[str, int]]]:  # fmt: skip
+    """Traces and fuses every Unit; also the rewrites by Unit and pass.
+
+    check: run each Unit after every pass; the model's weights are read for it.
+    """
     # In fp32 whatever the model's dtype: in 16 bits any reordered sum moves every later row.
     stored = source_of(dict(model.named_parameters()))
 
@@ -137,12 +183,12 @@ def fused_units(
     passes: dict[str, dict[str, int]] = {}
     for name in interface.units(model.config):
         report.stage(f"tracing and fusing {name}")
-        unit = trace_unit(model, checkpoint.generation, name)
+        unit = trace_unit(model, generation, name)
         examples = [
             trace.example(model.config, name, rows, prefix, seed, torch.float32)
             for seed, (rows, prefix) in enumerate(CHECK_SIZES)
         ]
-        observers = [observe.check(examples, source)]
+        observers = [observe.check(examples, source)] if check else []
         if options.dump_passes is not None:
             observers.append(observe.dump(options.dump_passes))
         if report.debug:

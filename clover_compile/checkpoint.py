@@ -168,6 +168,13 @@ class Checkpoint:
         """Number of stored weights."""
         return sum(prod(shape) for shape in self._layout.shapes.values())
 
+    def release(self) -> None:
+        """Gives back the memory of everything that was read through a mapping; tensors that are
+        views of one stay usable and are read again."""
+        for mapped in self._maps.values():
+            if hasattr(mapped, "madvise"):
+                mapped.madvise(mmap.MADV_DONTNEED)
+
     def _map(self, part: StoredTensor) -> torch.Tensor:
         """A stored tensor as a view of its mapped file, or a copy where the file misaligns it."""
         import torch

@@ -15,6 +15,7 @@ __all__ = [
     "ModelOverflows",
     "NeedsCheckpoint",
     "NoModel",
+    "NoProbes",
     "NotClover",
     "RunError",
     "VerdictError",
@@ -172,6 +173,15 @@ class NeedsCheckpoint(InputError):
     """
 
     template = "{path}: this runs the eager model of {name}, which is not bundled; give --model"
+
+
+class NoProbes(InputError):
+    """The bundle was built where its eager model did not fit, so it holds nothing to compare with.
+    Name the checkpoint on a machine that has the memory (`build --plan` says how much): the eager
+    model is then run afresh.
+    """
+
+    template = "{path}: holds no probes; name its checkpoint: verify {path} --model MODEL"
 
 
 class OtherModel(InputError):

@@ -30,14 +30,13 @@ def plan(options: BuildOptions) -> dict[str, Any]:
     dtype = row.dtype(options.target, options.dtype)
     checkpoint = Checkpoint.open(options.model)
     context = context_of(options, checkpoint.config)
-    module, name = row.plan.split(":")
-    estimate: Callable[[Checkpoint], Estimate] = getattr(importlib.import_module(module), name)
-    needs = estimate(checkpoint)
+    needs = estimate(options, checkpoint)
     here = {"memory_bytes": free_memory(), "disk_bytes": free_disk(options.output)}
+    least = min(needs.memory_bytes, needs.unproved_memory_bytes or needs.memory_bytes)
     short = [
         f"{word}: needs {size(need)}, free here {size(have)}"
         for word, need, have in (
-            ("memory", needs.memory_bytes, here["memory_bytes"]),
+            ("memory", least, here["memory_bytes"]),
             ("disk", needs.disk_bytes, here["disk_bytes"]),
         )
         if have is not None and need > have
@@ -46,7 +45,20 @@ def plan(options: BuildOptions) -> dict[str, Any]:
         "model": str(options.model), "target": options.target, "dtype": dtype,
         "context": context, "parameters": checkpoint.parameters, "needs": asdict(needs),
         "free": here, "missing": list(row.missing()), "fits": not short, "short": short,
+        "proof": have_room(needs.memory_bytes, here["memory_bytes"]),
     }  # fmt: skip
+
+
+def have_room(need: int, have: int | None) -> bool:
+    """Whether `need` bytes fit into `have`; None, where nobody can tell, counts as enough."""
+    return have is None or need <= have
+
+
+def estimate(options: BuildOptions, checkpoint: Checkpoint) -> Estimate:
+    """What a build needs, as its target tells it from the checkpoint's headers."""
+    module, name = known(options.target).plan.split(":")
+    made: Callable[[Checkpoint], Estimate] = getattr(importlib.import_module(module), name)
+    return made(checkpoint)
 
 
 def render(found: dict[str, Any]) -> str:
@@ -62,6 +74,11 @@ def render(found: dict[str, Any]) -> str:
         f"time       {low:.1f} to {high:.1f} minutes",
         "fits       " + ("yes" if found["fits"] else "no: " + "; ".join(found["short"])),
     ]
+    if found["fits"] and not found["proof"]:
+        lines.append(
+            "proof      none: the eager model does not fit, so the build ends `unproved` "
+            f"(memory of such a build: {size(needs['unproved_memory_bytes'])})"
+        )
     if found["missing"]:
         lines.append(f"not installed: {', '.join(found['missing'])}")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from clover_compile import bundle, locate, models, prove
 from clover_compile.build import DTYPES
 from clover_compile.checkpoint import Checkpoint
-from clover_compile.errors import NeedsCheckpoint, OtherModel
+from clover_compile.errors import NeedsCheckpoint, NoProbes, OtherModel
 from clover_compile.model.load import load_model
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.chat import Text
@@ -26,6 +26,11 @@ def reprove(path: Path, model: str | None, say: Callable[[str], None]) -> dict[s
     Raises OtherModel if that checkpoint is not the one the bundle was built from, VerdictError if
     the bundle does not agree; the old verdict then stays.
     """
+    if (
+        model is None
+        and "probes.safetensors" not in read_bundle(path, renewing=True).manifest["files"]
+    ):
+        raise NoProbes(path=spell(str(path)))
     loaded = load(path, unverified=True, recheck=True, renewing=True)
     manifest = loaded.manifest
     truth = None

@@ -19,6 +19,9 @@ MAX_RANK = 8
 # Stored floats we accept, and the dtype's name in torch.
 FLOATS = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
 
+NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Python names the flag from 3.13 on."""
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -122,13 +125,21 @@ def _layout_faults(tensors: list[StoredTensor], data_start: int, size: int) -> l
     return faults
 
 
+def map_nothing(size: int) -> mmap.mmap:
+    """`size` bytes of address space that take memory only where they are touched."""
+    if not sys.platform.startswith("linux"):
+        return mmap.mmap(-1, size)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
+    return mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
 def map_private(path: Path) -> mmap.mmap:
     """Map a whole file so that writes stay in memory; costs address space, not memory."""
     with path.open("rb") as stream:
         if not sys.platform.startswith("linux"):
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         # A writable private mapping is charged in full, so a file larger than the memory would be
-        # refused; MAP_NORESERVE lifts that. Python names the flag from 3.13 on.
-        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+        # refused; MAP_NORESERVE lifts that.
+        flags = mmap.MAP_PRIVATE | NORESERVE
         prot = mmap.PROT_READ | mmap.PROT_WRITE
         return mmap.mmap(stream.fileno(), 0, flags=flags, prot=prot)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 64
 """Every tensor starts at a multiple of this, so that mapped weights suit vector loads."""
+
+PIECE = 4 * 2**20
+"""Bytes written at a time."""
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -68,7 +74,7 @@ def write_weights(
                 raise ValueError(
                     f"{t.name}: {tuple(value.shape)} {value.dtype} instead of {t.shape}"
                 )
-            stream.write(value.view(torch.uint8).numpy().data)
+            _write(stream, value.reshape(-1).view(torch.uint8).numpy())
             progress(stream.tell() - start, position)
         stream.truncate(start + _end(header))
     return {
@@ -80,6 +86,16 @@ def write_weights(
         }
         for t in tensors
     }
+
+
+def _write(stream: BinaryIO, data: NDArray[np.uint8]) -> None:
+    """Writes `data`; pieces of zeros are skipped, which leaves holes where the disk has them."""
+    for start in range(0, len(data), PIECE):
+        piece = data[start : start + PIECE]
+        if piece.any():
+            stream.write(piece.data)
+        else:
+            stream.seek(len(piece), os.SEEK_CUR)
 
 
 def _end(header: Mapping[str, Any]) -> int:

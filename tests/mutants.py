@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -35,6 +36,9 @@ ROOT = Path(__file__).parents[1]
 SURVIVORS = Path(__file__).with_name("survivors.json")
 SECONDS = 240
 """Of processor time: a mutant that takes more is named, its loop may no longer end."""
+
+FIRST = 4
+"""Tests that are tried before the others: those that noticed most so far."""
 
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
@@ -115,8 +119,22 @@ def mutants(op: str) -> Iterator[Mutant]:
                 yield Mutant(op, name, line, source)
 
 
-def _test(mutant: Mutant) -> int:
-    """Runs in a child of its own: exit status of pytest on the mutated kernels."""
+class _Witness:
+    """A pytest plugin that writes down which test failed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._path.write_text(report.nodeid, encoding="utf-8")
+
+
+def _test(mutant: Mutant, first: list[str], witness: Path) -> int:
+    """Runs in a child of its own: exit status of pytest on the mutated kernels.
+
+    first: tests that noticed other mutants, which are tried before the rest.
+    """
     module = f"clover_compile.kernels.{mutant.op}.kernel"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.py"
@@ -126,7 +144,7 @@ def _test(mutant: Mutant) -> int:
         made = importlib.util.module_from_spec(spec)
         sys.modules[module] = made
         spec.loader.exec_module(made)
-        test = f"tests/interpreted/test_{mutant.op}.py"
+        tests = [*first, f"tests/interpreted/test_{mutant.op}.py"]
         flags = [
             "-o",
             "timeout=0",
@@ -138,10 +156,11 @@ def _test(mutant: Mutant) -> int:
             "-p",
             "no:xdist",
         ]
-        return int(pytest.main([*flags, "-m", "not slow", str(ROOT / test)]))
+        paths = [str(ROOT / test) for test in tests]
+        return int(pytest.main([*flags, "-m", "not slow", *paths], plugins=[_Witness(witness)]))
 
 
-def _start(mutant: Mutant) -> int:
+def _start(mutant: Mutant, first: list[str], witness: Path) -> int:
     child = os.fork()
     if child == 0:
         status = 70
@@ -150,21 +169,27 @@ def _start(mutant: Mutant) -> int:
             os.dup2(quiet, 1)
             os.dup2(quiet, 2)
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            status = _test(mutant)
+            status = _test(mutant, first, witness)
         os._exit(status)
     return child
 
 
 def run(made: list[Mutant], jobs: int) -> list[Mutant]:
     """The mutants whose tests passed."""
-    waiting, running, alive = list(reversed(made)), dict[int, Mutant](), []
+    waiting, running, alive = list(reversed(made)), dict[int, tuple[Mutant, Path]](), []
     done, began = 0, time.monotonic()
+    noticed = Counter[str]()
+    folder = Path(tempfile.mkdtemp())
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.pop()
-            running[_start(mutant)] = mutant
+            witness = folder / str(len(waiting))
+            first = [name for name, _ in noticed.most_common(FIRST)]
+            running[_start(mutant, first, witness)] = mutant, witness
         child, status = os.wait()
-        mutant = running.pop(child)
+        mutant, witness = running.pop(child)
+        if witness.exists():
+            noticed[witness.read_text(encoding="utf-8")] += 1
         done += 1
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
             print(f"timed out {mutant.op}:{mutant.line} {mutant.name}", flush=True)
@@ -173,6 +198,7 @@ def run(made: list[Mutant], jobs: int) -> list[Mutant]:
             print(f"survived  {mutant.op}:{mutant.line} {mutant.name}", flush=True)
         if done % 25 == 0:
             print(f"{done}/{len(made)} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    shutil.rmtree(folder)
     return alive
 
 

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from clover_compile.gpu_check import __main__ as check
-from clover_compile.gpu_check import values
-from clover_compile.gpu_check.device import Gpu, jobs
+from clover_compile.gpu_check import end_to_end, layers, values
+from clover_compile.gpu_check.device import Gpu
 from clover_compile.kernels import release
+from clover_compile.kernels.architecture import ARCHITECTURES, CAPABILITIES
 from clover_compile.kernels.table import KERNELS, fused_op
+from clover_compile.prove import WAYS
+from clover_compile.targets.cubins import is_released, jobs_of
 
 PLACES = {place.name: place for place in release.places()}
 SMALL = ("rms_norm", "gdn_preview", "gdn_scan-commit", "gdn_scan-replay", "block_attention-block")
@@ -96,7 +99,7 @@ def test_compare_notices(
 
 def test_each_kernel_is_compiled_once() -> None:
     plan = PLACES["rms_norm"].plan(90)
-    assert len(jobs([plan, plan, PLACES["rms_norm"].plan(90)], 90)) == 1
+    assert len(jobs_of([plan, plan, PLACES["rms_norm"].plan(90)], 90)) == 1
 
 
 def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +109,47 @@ def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         pytest.skip("a GPU is here")
     with pytest.raises(cuda_driver.CudaError, match="CUDA driver"):
         cuda_driver.driver_version()
+
+
+def test_layers_launch_the_released_models_kernels() -> None:
+    """So the budgets that other tests hold them to are those of what is timed."""
+    lowered = layers.lower(layers.MODELS["one of each"], 90)
+    plans = layers.plans_of(lowered).values()
+    assert all(is_released(plan) for plan in plans)
+    assert {plan.op for plan in plans} == set(KERNELS)
+    assert layers.launches(lowered)["replay"] == 1
+
+
+def test_forty_layers_from_three_models() -> None:
+    """A layer of each kind costs 2 and 3 ms, what stands around them 10."""
+    times = {
+        name: {"preview": {"least_ms": 10 + 2 * kinds.count(layers.GDN)
+                           + 3 * kinds.count(layers.ATTENTION)}}
+        for name, kinds in layers.MODELS.items()
+    }  # fmt: skip
+    assert layers.extrapolate(times) == {"preview": 10 + 30 * 2 + 10 * 3}
+
+
+def test_the_bundle_is_built_for_the_gpu_that_is_here() -> None:
+    for capability in CAPABILITIES:
+        gpu = end_to_end.target_for(capability).removeprefix("triton-")
+        assert ARCHITECTURES[gpu].capability == capability
+    (first,) = end_to_end.stored(1)
+    assert first["tokens"].keys() == WAYS.keys()
+    assert first["tokens"]["causal"] == first["tokens"]["self-speculate exact"]
+
+
+def test_a_bundle_that_is_not_proved_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As it would be on a machine without the GPU it was compiled for."""
+    verdict = {"outcome": "compiled, not run", "reason": "no GPU"}
+
+    def build(options: Any, say: Any) -> dict[str, Any]:
+        options.output.mkdir()
+        (options.output / "verdict.json").write_text(json.dumps(verdict))
+        return verdict
+
+    monkeypatch.setattr("clover_compile.build.build", build)
+    report = end_to_end.run(90, tmp_path)
+    assert not report["right"] and "ways" not in report

@@ -2,7 +2,8 @@
 
 Compiles every kernel for the GPU that is present, compares it with its reference in bf16 (at the
 released model's sizes over rows and prefix lengths, and over the op's own cases), times it with
-rotating arguments against its byte floor, and writes one JSON. Needs torch and triton alone. --dry
+rotating arguments against its byte floor, builds and proves the demonstration bundle, times layers
+of the released sizes, and writes one JSON. Needs no network and no compiler but Triton's. --dry
 does all but launch, on any machine, and says that no kernel ran.
 """
 
@@ -22,14 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clover_compile.gpu_check import timing, values
-from clover_compile.gpu_check.device import Gpu, Job, compile_all, jobs
+from clover_compile.gpu_check import end_to_end, layers, timing, values
+from clover_compile.gpu_check.device import Gpu, compile_all
+from clover_compile.gpu_check.layers import MODELS
 from clover_compile.kernels import costs, release
 from clover_compile.kernels.op import FusedOp
 from clover_compile.kernels.plans import plan_of
 from clover_compile.kernels.table import KERNELS, fused_op
 from clover_compile.runtime.launch_plan import Plan
 from clover_compile.runtime.launcher import run
+from clover_compile.targets.cubins import jobs_of
 
 ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 130)
 PREFIXES = (0, 1, 63, 64, 65, 1000)
@@ -161,7 +164,10 @@ def check_all(options: argparse.Namespace) -> dict[str, Any]:
     device = "cpu" if options.dry else "cuda"
     checks = [*real_checks(options.only, capability, device),
               *case_checks(options.only, capability, device)]  # fmt: skip
-    made: dict[str, Job] = jobs((x.plan for x in checks), capability)
+    lowered = {} if options.only else {n: layers.lower(x, capability) for n, x in MODELS.items()}
+    plans = [x.plan for x in checks]
+    plans += [plan for one in lowered.values() for plan in layers.plans_of(one).values()]
+    made = jobs_of(plans, capability)
     report |= {"checks": len(checks), "kernels": len(made), "left_out": []}
     print(f"{len(checks)} checks, {len(made)} kernels to compile", file=sys.stderr)
     if options.dry:
@@ -172,6 +178,8 @@ def check_all(options: argparse.Namespace) -> dict[str, Any]:
     report["compile_seconds"] = time.monotonic() - began
     if options.dry:
         report["would_check"] = [x.name for x in checks]
+        report["would_time"] = {name: layers.launches(one) for name, one in lowered.items()}
+        report["would_build"] = end_to_end.target_for(capability)
         return report
     gpu = Gpu(compiled, capability)
     report["bandwidth"] = timing.bandwidth()
@@ -180,6 +188,9 @@ def check_all(options: argparse.Namespace) -> dict[str, Any]:
         for rows in TIMED_ROWS:
             found = _guarded(measure, place, rows, gpu, report["bandwidth"])
             report["times"].append({"place": place.name, "rows": rows, **found})
+    if not options.only:
+        report["bundle"] = _guarded(end_to_end.run, capability, options.json.parent)
+        report["layers"] = _guarded(layers.run, compiled, capability)
     for check in checks:
         if time.monotonic() - began > options.seconds:
             report["left_out"].append(check.name)
@@ -205,6 +216,7 @@ def render(report: dict[str, Any]) -> str:
                 f"{row['place']:<24} {row['rows']:>3} rows {row['median_us']:>9.2f} us  "
                 f"floor {row['floor_us']:>8.2f}  {row['times_floor']:>6.2f} x"
             )
+    lines += _render_whole(report)
     results = report.get("results", [])
     wrong = [x for x in results if not x["right"]]
     lines += [f"WRONG {x['check']}: {x.get('error') or x['errors']}" for x in wrong]
@@ -218,13 +230,39 @@ def render(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _render_whole(report: dict[str, Any]) -> list[str]:
+    """The bundle and the layers; a dry run says what it would have built and timed."""
+    lines = []
+    if "would_build" in report:
+        steps = "; ".join(f"{name}: {sum(x.values())} steps" for name, x in
+                          report["would_time"].items())  # fmt: skip
+        lines.append(f"would build {report['would_build']} and time {steps or 'no layers'}")
+    bundle, timed = report.get("bundle", {}), report.get("layers", {})
+    if bundle:
+        words = bundle.get("error") or f"{bundle['outcome']} {bundle['reason']}"
+        lines.append(f"bundle {bundle.get('target', '')}: {words}")
+    for way, row in bundle.get("ways", {}).items():
+        lines.append(
+            f"    {way:<22} {row['tokens_equal']} of {row['messages']} with the oracle's tokens, "
+            f"{row['answers_exact']} exact answers, {row['ms_per_answer']:.1f} ms per answer"
+        )
+    if "error" in timed:
+        lines.append(f"layers: {timed['error']}")
+    for name, found in timed.get("forty_layers_ms", {}).items():
+        once = timed["models"]["one of each"][name]["least_ms"]
+        lines.append(
+            f"{name:<8} two layers {once:.3f} ms, forty layers {found:.2f} ms (extrapolated)"
+        )
+    return lines
+
+
 def main() -> int:
     """0: everything ran and is right (dry: everything was prepared)."""
     parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="launch nothing; any machine")
     parser.add_argument("--compile", type=int, default=2, help="kernels a dry run compiles (2)")
     parser.add_argument("--only", default="", help="places and ops whose name holds this")
-    parser.add_argument("--seconds", type=float, default=220, help="start no check after this")
+    parser.add_argument("--seconds", type=float, default=330, help="start no check after this")
     parser.add_argument("--json", type=Path, default=Path("build/gpu-check.json"))
     options = parser.parse_args()
     if not options.dry and not torch.cuda.is_available():
@@ -236,6 +274,8 @@ def main() -> int:
     print(render(report))
     wrong = [x for x in report.get("results", []) if not x["right"]]
     failed = [x for x in report.get("times", []) if "error" in x]
+    whole = [report[x] for x in ("bundle", "layers") if x in report]
+    failed += [x for x in whole if "error" in x or not x.get("right", True)]
     return int(bool(wrong or failed or report["not_compiled"] or report["left_out"]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -11,31 +11,18 @@ import torch
 from torch import Tensor
 
 from clover_compile.kernels.call import DTYPES, TORCH, poisoned
-from clover_compile.kernels.compiled import Compiled, compile_launch, key, operands, signature
+from clover_compile.kernels.compiled import Compiled, compile_launch, key, signature
 from clover_compile.runtime.cuda_driver import Kernel
-from clover_compile.runtime.launch_plan import Launch, Operand, Plan, Variant
-
-Job = tuple[Plan, Variant, Launch, int]
-
-
-def jobs(plans: Iterable[Plan], capability: int) -> dict[str, Job]:
-    """What must be compiled for these plans, each kernel once, by its key."""
-    found: dict[str, Job] = {}
-    for plan in plans:
-        for variant in plan.variants:
-            arrays = operands(plan, variant)
-            for launch in variant.launches:
-                name = key(launch, arrays, capability)
-                found.setdefault(name, (plan, variant, launch, capability))
-    return found
+from clover_compile.runtime.launch_plan import Launch, Operand
+from clover_compile.targets.cubins import Job
 
 
 def _compile(job: Job) -> Compiled | str:
     try:
-        return compile_launch(*job)
+        return compile_launch(job.plan, job.variant, job.launch, job.capability)
     except Exception as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
-        return f"{job[2].kernel}: {first[0]}"
+        return f"{job.launch.kernel}: {first[0]}"
 
 
 def compile_all(made: Mapping[str, Job], workers: int | None = None) -> dict[str, Compiled | str]:

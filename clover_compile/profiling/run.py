@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors.numpy import load_file
 
 from clover_compile import bundle
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import CannotModel, NeedsCheckpoint
 from clover_compile.model.load import load_model
 from clover_compile.profiling import cost_table, messages, receipt, units, workload
-from clover_compile.profiling.calls import Scene
+from clover_compile.profiling.calls import PREFIX, Scene
 from clover_compile.profiling.html.write import require_folder, write
 from clover_compile.profiling.messages import Messages
 from clover_compile.profiling.options import ProfileOptions
@@ -143,10 +143,11 @@ def _messages(
 
 
 def _text(subject: Subject, asked: Messages | None) -> list[int]:
-    """Ids of real text where there is any, else those of the probes."""
+    """Ids of real text where there is any, else ids drawn at random."""
     if asked is None:
-        probes = load_file(subject.loaded.path / "probes.safetensors")
-        return [int(x) for x in probes["in.prompt"][0]]
+        drawn = np.random.default_rng(0).integers(0, subject.config.vocab_size - 1, PREFIX)
+        mask = subject.loaded.rules.mask_token_id
+        return [int(x) + (int(x) >= mask) for x in drawn]
     text = subject.loaded.text
     found: list[int] = []
     for message in asked.asked:

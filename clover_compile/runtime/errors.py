@@ -123,7 +123,9 @@ class WrongMachine(InputError):
     this machine: `clover-compile targets` lists what there is.
     """
 
-    template = "{path}: {target} needs {needs}; this machine has {here}; {remedy}"
+    template = (
+        "{path}: {target} needs {needs}; this machine has {here}; run it elsewhere, or {remedy}"
+    )
 
 
 class NotProved(InputError):

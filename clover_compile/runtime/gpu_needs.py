@@ -28,7 +28,7 @@ class GpuNeeds:
         """Raises WrongMachine with both values for the bundle at `path`; then makes the GPU
         current."""
         gpu = f"an NVIDIA GPU of compute capability {self.capability / 10:.1f}"
-        elsewhere = "run it where there is one, or build for this machine"
+        elsewhere = "build for this machine"
         if cuda_driver.device_count() == 0:
             self._refuse(path, gpu, f"none ({cuda_driver.why_no_device()})", elsewhere)
         here = cuda_driver.capability()
@@ -45,7 +45,7 @@ class GpuNeeds:
         if needed > free:
             found = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
             needs = f"{needed / 1e9:.1f} GB of device memory"
-            self._refuse(path, needs, found, "stop what else uses the GPU, or take a larger one")
+            self._refuse(path, needs, found, "stop what else uses the GPU")
 
     def reason(self) -> str | None:
         """Why this machine cannot run the bundle, in the words of `check`; None if it can."""

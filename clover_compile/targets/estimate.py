@@ -15,5 +15,7 @@ class Estimate:
     """Size of the bundle."""
     minutes: tuple[float, float]
     """Shortest and longest it may take."""
+    unproved_memory_bytes: int = 0
+    """The same for a build that proves nothing, as one does where `memory_bytes` is not free."""
     device_bytes: int = 0
     """Memory on the device the bundle runs on; 0 where there is none."""

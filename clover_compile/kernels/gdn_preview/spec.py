@@ -29,6 +29,8 @@ class Sizes:
     same: bool = False
     empty: bool = False
     a: float | None = None
+    scale: float = 1.0
+    """Of the channels; small ones are where the eps of the unit norms matters."""
     history: float = 0.0
     """Added to the history slot's bias."""
 
@@ -37,6 +39,7 @@ def inputs(s: Sizes, g: torch.Generator) -> tuple[Any, ...]:
     """Random arguments of the reference."""
     width = 2 * s.key_heads * s.dk + s.heads * s.dv
     u = normal(g, s.batch, 1 if s.same else s.rows, width).expand(-1, s.rows, -1).contiguous()
+    u = u * s.scale
     z, a = normal(g, s.batch, s.rows, s.heads * s.dv), normal(g, s.batch, s.rows, s.heads)
     if s.a is not None:
         a[:, ::2, ::2] = s.a
@@ -62,6 +65,7 @@ def cases() -> Iterator[Case]:
     yield _case("one-to-one", Sizes(5, key_heads=3, heads=3, dk=16, dv=8))
     yield _case("empty-prefix", Sizes(7, empty=True))
     yield _case("repeated", Sizes(130, same=True))
+    yield _case("tiny", Sizes(5, scale=1e-3, empty=True))
     for a in (1e4, -1e4):
         yield _case(f"gate-a{a:+.0e}", Sizes(9, a=a))
     for history in (-1e4, 1e4):

@@ -37,6 +37,8 @@ class Sizes:
     dk: int = 8
     dv: int = 12
     same: bool = False
+    scale: float = 1.0
+    """Of the channels; small ones are where the eps of the unit norms matters."""
     """Every row is one token whose gates neither forget (g ~ 0) nor hold back (beta ~ 1)."""
     empty: bool = False
     """The state of an empty prefix."""
@@ -50,6 +52,7 @@ def inputs(s: Sizes, g: torch.Generator) -> tuple[Any, ...]:
     """Random arguments of the reference."""
     width = 2 * s.key_heads * s.dk + s.heads * s.dv
     u = normal(g, s.batch, 1 if s.same else s.rows, width).expand(-1, s.rows, -1).contiguous()
+    u = u * s.scale
     ring, state = normal(g, s.batch, TAPS - 1, width), normal(g, s.batch, s.heads, s.dk, s.dv)
     if s.empty:
         ring, state = torch.zeros_like(ring), torch.zeros_like(state)
@@ -80,6 +83,7 @@ def cases() -> Iterator[Case]:
     yield _case("one-to-one", Sizes(5, key_heads=3, heads=3, dk=16, dv=8))
     yield _case("empty-prefix", Sizes(7, empty=True))
     yield _case("repeated", Sizes(130, same=True))
+    yield _case("tiny", Sizes(5, scale=1e-3, empty=True))
     for a in (1e4, -1e4):
         yield _case(f"gate-a{a:+.0e}", Sizes(9, a=a))
     for b in (-1e30, 50.0):

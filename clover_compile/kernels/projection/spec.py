@@ -18,12 +18,12 @@ def inputs(rows: int, width: int, outputs: int, wide: bool, g: torch.Generator) 
 
 
 def cases() -> Iterator[Case]:
-    """Rows around the tiles, widths and outputs that no tile divides."""
+    """Rows around the tiles; widths and outputs that no tile divides, and widths of several."""
     for rows in (1, 2, 16, 31, 33, 64):
         yield Case(f"rows-{rows}", partial(inputs, rows, 64, 48, False))
     for outputs in (1, 17, 130, 257):
         yield Case(f"outputs-{outputs}", partial(inputs, 5, 40, outputs, False))
-    for width in (8, 24, 200):
+    for width in (8, 24, 200, 256, 384):
         yield Case(f"width-{width}", partial(inputs, 3, width, 40, True))
 
 

@@ -36,5 +36,5 @@ SPEC = FusedOp(
     plan="clover_compile.kernels.rotary.plan:plan",
     symbols=by_row("ids"),
     wide=frozenset({"turns"}),
-    tolerance={"fp32": 1e-6, "bf16": 1e-6},
+    tolerance={"fp32": 4e-7, "bf16": 4e-7},
 )

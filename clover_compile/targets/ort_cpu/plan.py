@@ -52,10 +52,23 @@ def estimate(checkpoint: Checkpoint) -> Estimate:
     seconds = SECONDS + SECONDS_PER_LAYER * layers + SECONDS_PER_GB * fp32 / 1e9
     seconds += SECONDS_PER_TOKEN * c.vocab_size
     return Estimate(
+        unproved_memory_bytes=unproved(checkpoint, 4),
         memory_bytes=memory + 4 * PROBE_ROWS * c.vocab_size,
         disk_bytes=fp32 + _probes(c) + TEXT + TEXT_PER_LAYER * layers,
         minutes=(round(FASTER * seconds / 60, 1), round(SLOWER * seconds / 60, 1)),
     )
+
+
+UNPROVED, UNPROVED_PER_LAYER = 1_300_000_000, 25_000_000
+"""Interpreter, libraries and the twin; the traces of the model itself."""
+
+
+def unproved(checkpoint: Checkpoint, itemsize: int) -> int:
+    """Peak memory of a build without the eager model: weights pass through one at a time."""
+    c = checkpoint.config
+    twin = 4 * 2 * c.num_experts_per_tok * 3 * c.moe_intermediate_size * c.hidden_size
+    largest = max(prod(checkpoint.shape(name)) for name in checkpoint.names)
+    return UNPROVED + 2 * twin + UNPROVED_PER_LAYER * c.num_hidden_layers + 2 * itemsize * largest
 
 
 def _is_prepacked(name: str) -> bool:
