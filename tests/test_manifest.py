@@ -230,10 +230,6 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("verdict strange", _verdict(outcome=["passed"]), "the outcome [\"passed\"]"),
     ("costs of another bundle", lambda b: sign(b, "costs.json", {"bundle": DIGEST}),
         "costs.json is of another bundle"),
-    ("costs without a Unit",
-        lambda b: sign(b, "costs.json", costs(bundle=identity(b), costs={"commit": [[1, 1.0]]})),
-        "costs.json: costs must name the Units commit, verify, preview, pick, replay; remove it or "
-        "run `clover-compile profile` again"),
     ("costs damaged", _write("costs.json", "{"), "costs.json is not valid JSON"),
     ("format newer", _edit(format_version=2), "format version 2, this runner reads 1"),
     ("format true", _edit(format_version=True), "format version true"),
@@ -397,17 +393,6 @@ def test_a_sound_bundle_is_read(tmp_path: Path) -> None:
     checked = read_bundle(folder)
     assert checked.identity == identity(folder) == bundle_id(folder)
     assert checked.verdict["outcome"] == "passed"
-    assert checked.costs is not None
-    assert checked.costs.cost("preview", 1) == 0.25
-
-
-@pytest.mark.parametrize("content", ["{", '{"bundle": "other"}'])
-def test_who_measures_costs_anew_needs_no_old_ones(tmp_path: Path, content: str) -> None:
-    folder = make_bundle(tmp_path / "x.clover")
-    (folder / "costs.json").write_text(content)
-    with pytest.raises(BadBundle, match=r"costs\.json"):
-        read_bundle(folder)
-    assert read_bundle(folder, recosting=True).costs is None
 
 
 def test_hard_links_and_a_linked_bundle_folder_are_fine(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from clover_compile import models
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import BadMessages
 from clover_compile.model.load import load_model
-from clover_compile.profiling import cost_table, messages, units
+from clover_compile.profiling import cost_table, messages, release_table, units
 from clover_compile.profiling.calls import Call, Scene
 from clover_compile.profiling.floor import work
 from clover_compile.profiling.html.report import embedded, render
@@ -261,6 +261,13 @@ def test_chances_of_places() -> None:
     # Widths and tokens: drafts at place 1 kept 3 of 3, at place 2 1 of 2; place 3 was tried once.
     chances = cost_table.chances([(2, 2), (4, 2), (4, 4)], places=5)
     assert chances == pytest.approx((3.5 / 4, 1.5 / 3, 1.5 / 2, 0.75, 0.75))
+
+
+def test_the_released_models_table_is_current() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "performance.md").read_text()
+    table = re.search(r"release_table -->\n(.*?)\n<!-- end -->", text, re.S)
+    assert table is not None
+    assert table[1] == release_table.render()
 
 
 def _slowed(bundle: Path, folder: Path) -> Path:
