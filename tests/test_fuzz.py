@@ -19,6 +19,7 @@ from clover_compile import models
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.checkpoint_layout import expected_shapes
 from clover_compile.model.config import GenerationConfig, ModelConfig
+from clover_compile.profiling.messages import read as read_messages
 from clover_compile.runtime import session as session_module
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.chat import Text
@@ -317,6 +318,12 @@ def _messages_file(path: Path, content: Any) -> None:
     _command("--messages", str(path))
 
 
+def _workload_file(path: Path, lines: Any) -> None:
+    data = lines if isinstance(lines, bytes) else "\n".join(map(json.dumps, lines)).encode()
+    path.write_bytes(data)
+    read_messages(path, 3)
+
+
 PIECES = st.sampled_from(
     ["{{ m.content }}", "{{ bos_token }}", "{{ messages }}", "{{ tools | tojson }}", "{% endif %}",
      "{% for m in messages %}", "{% endfor %}", "{% if x %}", "{{ x.y.z }}", "{{ 1 // 0 }}",
@@ -369,6 +376,12 @@ CASES: dict[str, Case] = {
     ),
     "messages file": (
         60, MESSAGES | JSON_VALUES | st.binary(max_size=60), _messages_file, "path",
+    ),
+    "workload file": (
+        60,
+        st.lists(st.fixed_dictionaries({"prompt": TEXTS | MESSAGES}) | JSON_VALUES, max_size=3)
+        | st.binary(max_size=60),
+        _workload_file, "path",
     ),
     "prompt ids": (
         60, TEXTS | st.text("0123456789,- ", max_size=20),
