@@ -301,7 +301,8 @@ def profile(
     """Measures a bundle on this machine: every Unit and op, and every way to decode.
 
     What each Unit costs is written into the bundle's costs.json, which `run --decode auto` chooses
-    by. The times are this machine's: profile where the bundle will run, while nothing else does.
+    by. The times are this machine's: profile where the bundle will run, while nothing else does. A
+    bundle that cannot run here is modelled from its own programs instead, and marked so.
     """
     from clover_compile.profiling.options import ProfileOptions
     from clover_compile.profiling.run import profile as measure
