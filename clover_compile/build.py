@@ -45,7 +45,8 @@ from clover_compile.unit import Unit, source_of, trace_unit
 
 UNDER_CONSTRUCTION = {"outcome": "unproved", "reason": "the build has not finished"}
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+          "fp8": torch.bfloat16}  # fmt: skip
 
 CHECK_SIZES = ((33, 70), (5, 0), (70, 130))
 """Rows and prefix of the numeric checks after each pass: several chunk buckets, an empty prefix."""
@@ -193,7 +194,9 @@ def fused_units(
             observers.append(observe.dump(options.dump_passes))
         if report.debug:
             observers.append(_tell(report))
-        passes[name] = run_passes(unit, PIPELINE + target.tail, observe.both(*observers))
+        passes[name] = run_passes(
+            unit, PIPELINE + target.passes(options.dtype), observe.both(*observers)
+        )
         units[name] = unit
     return units, passes
 
@@ -254,6 +257,7 @@ def _manifest(
         | emitted.built_with,
         "accepts": emitted.accepts,
         "static": emitted.static,
+        "quantisation": emitted.quantisation,
         "stages": {name: round(start, 2) for name, start in report.stages.items()},
     }
 

@@ -210,7 +210,10 @@ class _Interpreter(fx.Interpreter):
             return None
         if target is torch.ops.aten.to.dtype and args[1] in (torch.bfloat16, torch.float16):
             return args[0]
-        return super().call_function(target, args, kwargs)
+        value = super().call_function(target, args, kwargs)
+        if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+            return value.float()
+        return value
 
 
 def _is_held(specs: Sequence[InputSpec], name: str) -> bool:

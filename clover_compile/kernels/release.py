@@ -123,6 +123,25 @@ def _moe(block: bool) -> Callable[..., list[Any]]:
     return arguments
 
 
+def _projection_fp8(width: int, outputs: int, wide: bool = False) -> Callable[..., list[Any]]:
+    def arguments(make: Make, rows: int, _: int) -> list[Any]:
+        weight = make(outputs, width, dtype=torch.float8_e4m3fn)
+        return [make(1, rows, width), weight, make(outputs, dtype=torch.float32), wide]
+
+    return arguments
+
+
+def _moe_fp8(block: bool) -> Callable[..., list[Any]]:
+    def arguments(make: Make, rows: int, prefix: int) -> list[Any]:
+        plain = _moe(block)(make, rows, prefix)
+        shapes = [tuple(x.shape) for x in plain[3:7]]
+        weights = [make(*shape, dtype=torch.float8_e4m3fn) for shape in shapes]
+        scales = [make(*shape[:-1], dtype=torch.float32) for shape in shapes]
+        return [*plain[:3], *weights, *scales, *plain[7:]]
+
+    return arguments
+
+
 def _pick(make: Make, rows: int, _: int) -> list[Any]:
     floats, ints = {"dtype": torch.float32}, {"dtype": torch.int32}
     return [
@@ -165,6 +184,23 @@ def places() -> Iterator[Place]:
     yield Place("moe-rows", "moe", _moe(False), ("y",))
     yield Place("head", "projection", _projection(HIDDEN, VOCABULARY, True))
     yield Place("pick", "pick", _pick)
+
+
+def fp8_places() -> Iterator[Place]:
+    """The places whose weights are stored in fp8 where a bundle is."""
+    wide = CHANNELS + HEADS * DV
+    heads = 2 * QUERY_HEADS + 2 * KV_HEADS
+    for name, width, outputs in (
+        ("gdn-in", HIDDEN, wide + 2 * HEADS),
+        ("gdn-in-preview", HIDDEN, wide + HEADS),
+        ("gdn-out", HEADS * DV, HIDDEN),
+        ("attention-in", HIDDEN, heads * DIM),
+        ("attention-out", QUERY_HEADS * DIM, HIDDEN),
+    ):
+        yield Place(f"{name}-fp8", "projection_fp8", _projection_fp8(width, outputs))
+    yield Place("head-fp8", "projection_fp8", _projection_fp8(HIDDEN, VOCABULARY, True))
+    yield Place("moe-block-fp8", "moe_fp8", _moe_fp8(True), ("y",))
+    yield Place("moe-rows-fp8", "moe_fp8", _moe_fp8(False), ("y",))
 
 
 _SECOND = ("rms_norm", "router")

@@ -20,6 +20,8 @@ OPS: dict[str, str] = {
 KERNELS: dict[str, str] = {
     **OPS,
     "projection": "clover_compile.kernels.projection.spec:SPEC",
+    "projection_fp8": "clover_compile.kernels.projection_fp8.spec:SPEC",
+    "moe_fp8": "clover_compile.kernels.moe_fp8.spec:SPEC",
     "embedding": "clover_compile.kernels.embedding.spec:SPEC",
     "rotary": "clover_compile.kernels.rotary.spec:SPEC",
 }

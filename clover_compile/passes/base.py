@@ -16,6 +16,8 @@ class Pass:
     """One rewrite of a Unit in place."""
 
     name: ClassVar[str]
+    lossy: ClassVar[bool] = False
+    """Whether the pass means to change the numbers."""
 
     def label(self) -> str:
         """The name by which dumps, manifests and errors call this pass."""
@@ -42,6 +44,7 @@ class Event:
     label: str
     rewrites: int
     seconds: float
+    lossy: bool = False
 
 
 Observer = Callable[[Event], None]
@@ -65,7 +68,8 @@ def run_passes(unit: Unit, passes: tuple[Pass, ...], observer: Observer) -> dict
                 problem = step.ensures(unit)
             if problem is None:
                 seconds = time.perf_counter() - start
-                observer(Event(unit, step.label(), counts[step.label()], seconds))
+                done = counts[step.label()]
+                observer(Event(unit, step.label(), done, seconds, step.lossy))
         except PassFailed:
             raise
         except Exception as error:

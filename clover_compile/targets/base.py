@@ -26,6 +26,8 @@ class Emitted:
     """Stored tensor -> {file, offset, shape, dtype}."""
     built_with: dict[str, str] = field(default_factory=dict)
     accepts: dict[str, str] = field(default_factory=dict)
+    quantisation: dict[str, Any] = field(default_factory=dict)
+    """What rounding did to the weights, by group; empty where they are as in the checkpoint."""
     static: dict[str, Any] = field(default_factory=dict)
     """What passes cost by count: {note, passes}, see targets/triton/static.py; may be empty."""
 
@@ -37,9 +39,13 @@ class Target:
     engine: ClassVar[str]
     """Key of the runner's engine table."""
     tail: ClassVar[tuple[Pass, ...]] = ()
-    """Passes appended to the pipeline."""
+    """Passes appended to the pipeline whatever the precision."""
     requirements: ClassVar[tuple[str, ...]] = ()
     """What the runner needs beside numpy, tokenizers, jinja2 and safetensors."""
+
+    def passes(self, dtype: str) -> tuple[Pass, ...]:
+        """Passes appended to the pipeline for weights of this precision."""
+        return self.tail
 
     def cannot_run(self) -> str | None:
         """Why a bundle cannot be run, and so not be proved, on this machine; None if it can."""

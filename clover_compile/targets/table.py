@@ -41,13 +41,14 @@ class Row:
         return dtype
 
 
-def _triton(gpu: str, runs_on: str) -> Row:
+def _triton(gpu: str, runs_on: str, *more: str) -> Row:
+    """more: precisions beside bf16 (fp8 needs compute capability 8.9)."""
     return Row(
         f"clover_compile.targets.triton.build:TritonTarget:{gpu}",
         "launch programs, precompiled Triton kernels and one weight store",
         runs_on,
         ("torch", "triton"),
-        ("bf16",),
+        ("bf16", *more),
         "clover_compile.targets.triton.plan:estimate",
     )
 
@@ -63,12 +64,12 @@ TARGETS: dict[str, Row] = {
     ),
     "triton-a100": _triton("a100", "NVIDIA A100 (8.0)"),
     "triton-rtx3090": _triton("rtx3090", "NVIDIA RTX 3090 (8.6)"),
-    "triton-l40s": _triton("l40s", "NVIDIA L40S (8.9)"),
-    "triton-rtx4090": _triton("rtx4090", "NVIDIA RTX 4090 (8.9)"),
-    "triton-h100": _triton("h100", "NVIDIA H100 (9.0)"),
-    "triton-h200": _triton("h200", "NVIDIA H200 (9.0)"),
-    "triton-b200": _triton("b200", "NVIDIA B200 (10.0)"),
-    "triton-rtx5090": _triton("rtx5090", "NVIDIA RTX 5090 (12.0)"),
+    "triton-l40s": _triton("l40s", "NVIDIA L40S (8.9)", "fp8"),
+    "triton-rtx4090": _triton("rtx4090", "NVIDIA RTX 4090 (8.9)", "fp8"),
+    "triton-h100": _triton("h100", "NVIDIA H100 (9.0)", "fp8"),
+    "triton-h200": _triton("h200", "NVIDIA H200 (9.0)", "fp8"),
+    "triton-b200": _triton("b200", "NVIDIA B200 (10.0)", "fp8"),
+    "triton-rtx5090": _triton("rtx5090", "NVIDIA RTX 5090 (12.0)", "fp8"),
 }
 
 

@@ -189,7 +189,8 @@ def group(
 
 @triton.jit
 def up(
-    x, shared_gate, gate_up, shared_gate_up, expert, share, fill, member, count, h, n,
+    x, shared_gate, gate_up, shared_gate_up, gate_up_scale, shared_gate_up_scale, expert, share,
+    fill, member, count, h, n,
     experts: tl.constexpr, hidden: tl.constexpr, width: tl.constexpr, shared_width: tl.constexpr,
     widest: tl.constexpr, x_stride: tl.constexpr, gate_stride: tl.constexpr, chunk: tl.constexpr,
     entries: tl.constexpr, shared_tiles: tl.constexpr, tile: tl.constexpr, slots: tl.constexpr,
@@ -244,7 +245,11 @@ def up(
             else:
                 a = tl.load(a_at + start)
                 b = tl.load(b_at + start, mask=live[None, :], other=0.0)
-            total = tl.dot(a, b, total, input_precision=precision)
+            total = tl.dot(a.to(b.dtype), b, total, input_precision=precision)
+        if gate_up_scale is not None:
+            factors = tl.where(shared, shared_gate_up_scale, gate_up_scale + which * (2 * width))
+            factor = tl.load(factors + a_line, mask=index < wide, other=0.0)
+            total = total * factor[:, None]
         halves = tl.permute(tl.reshape(total, [2, tile, slots]), [1, 2, 0])
         gated, upper = tl.split(halves)
         value = gated / (1.0 + tl.exp(-gated)) * upper * weight[None, :]
@@ -272,7 +277,8 @@ def _scattered(part, spread, total, precision: tl.constexpr):
 
 @triton.jit
 def down(
-    h, expert_down, shared_down, expert, fill, member, count, y, n,
+    h, expert_down, shared_down, expert_down_scale, shared_down_scale, expert, fill, member, count,
+    y, n,
     hidden: tl.constexpr, width: tl.constexpr, shared_width: tl.constexpr, widest: tl.constexpr,
     rows: tl.constexpr, chunk: tl.constexpr, entries: tl.constexpr, shared_tiles: tl.constexpr,
     tile: tl.constexpr, slots: tl.constexpr, step: tl.constexpr, words: tl.constexpr,
@@ -319,14 +325,26 @@ def down(
         else:
             a = tl.load(a_at)
             b = tl.load(b_at, mask=live[None, :], other=0.0)
+        if expert_down_scale is not None:
+            factors = tl.where(
+                shared, shared_down_scale, expert_down_scale + which.to(tl.int64) * hidden
+            )
+            factor = tl.load(factors + line, mask=line < hidden, other=0.0)
         if member is None:
-            total = tl.dot(a, b, total, input_precision=precision)
+            if expert_down_scale is None:
+                total = tl.dot(a, b, total, input_precision=precision)
+            else:
+                # One expert's scales are not the next one's: its product stands alone.
+                part = tl.dot(a.to(b.dtype), b, input_precision=precision)
+                total += part * factor[:, None]
         else:
             listed = block * entries + entry - shared_tiles
             mine = tl.load(member + listed * slots + slot, mask=taken, other=0)
             target = tl.where(shared, entry * slots + slot, mine)
             spread = (target[:, None] == tl.arange(0, rows)[None, :]) & live[:, None]
-            part = tl.dot(a, b, input_precision=precision)
+            part = tl.dot(a.to(b.dtype), b, input_precision=precision)
+            if expert_down_scale is not None:
+                part = part * factor[:, None]
             # 0 times NaN would reach the tile's other rows: what is not finite is only counted.
             finite = tl.abs(part) < float("inf")
             total = _scattered(tl.where(finite, part, 0.0), spread, total, precision)

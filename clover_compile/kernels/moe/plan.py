@@ -144,13 +144,15 @@ def _prompt(call: Call) -> Variant:
     return Variant("1", (first, group, up, down), workspace)
 
 
-def _stages(call: Call, elements: int, most: int, asynchronous: bool, other: int = 0) -> int:
-    """As many pipeline stages as fit, each a buffer of so many elements.
+def _stages(
+    call: Call, weights: int, rows: int, most: int, asynchronous: bool, other: int = 0
+) -> int:
+    """As many pipeline stages as fit, each a buffer of so many elements of weights and of rows.
 
     One buffer less than stages is needed where products wait for their operands (not asynchronous:
     wgmma, tcgen05). other: bytes of shared memory to leave.
     """
-    each = elements * ITEMSIZE[call.array("x").dtype]
+    each = weights * ITEMSIZE[call.array("down").dtype] + rows * ITEMSIZE[call.array("x").dtype]
     buffers = (shared_limit(call.capability) - other) // each
     return max(2, min(most, buffers if asynchronous else buffers + 1))
 
@@ -158,6 +160,14 @@ def _stages(call: Call, elements: int, most: int, asynchronous: bool, other: int
 def _precision(call: Call) -> str:
     """For dots of fp32 operands, which stand in the interpreter alone."""
     return "ieee" if call.array("x").dtype == "fp32" else "tf32"
+
+
+def _scales(call: Call, scales: dict[str, str], constants: Constants) -> dict[str, str]:
+    """The scales of fp8 weights as arguments, kernel parameter -> array; without them None."""
+    if "gate_up_scale" in call.arrays:
+        return scales
+    constants |= dict.fromkeys(scales)
+    return {}
 
 
 def _up(
@@ -174,11 +184,13 @@ def _up(
     }  # fmt: skip
     asynchronous = call.capability in (90, 100)
     names = ("x", "shared_gate", "gate_up", "shared_gate_up", "expert", "count", "h")
+    scales = {name: name for name in ("gate_up_scale", "shared_gate_up_scale")}
+    arguments = {**arguments, **_scales(call, scales, constants)}
     return Launch(
         f"{MODULE}:up", (-(-widths["widest"] // tile), programs, chunks),
         {**{name: name for name in names}, **arguments}, constants, {"n": "n"},
         warps=4 if asynchronous or slots < 64 else 8,
-        stages=_stages(call, (2 * tile + slots) * step, 4, asynchronous),
+        stages=_stages(call, 2 * tile * step, slots * step, 4, asynchronous),
     )  # fmt: skip
 
 
@@ -192,12 +204,14 @@ def _down(
         "precision": _precision(call),
     }  # fmt: skip
     names = ("h", "shared_down", "expert", "count", "y")
+    scales = {"expert_down_scale": "down_scale", "shared_down_scale": "shared_down_scale"}
+    arguments = {**arguments, **_scales(call, scales, constants)}
     scatters = "member" in arguments
     return Launch(
         f"{MODULE}:down", (-(-widths["hidden"] // DOWN_TILE), 1, chunks),
         {**{name: name for name in names}, "expert_down": "down", **arguments}, constants,
         {"n": "n"}, warps=8 if scatters else 4,
         stages=_stages(
-            call, (DOWN_TILE + slots) * step, 9, False, SCATTER_BYTES if scatters else 0
+            call, DOWN_TILE * step, slots * step, 9, False, SCATTER_BYTES if scatters else 0
         ),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def _product(
-    x, weight, y, rows,
+    x, weight, scale, y, rows,
     width: tl.constexpr, outputs: tl.constexpr, x_stride: tl.constexpr,
     tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
@@ -27,7 +27,9 @@ def _product(
             inside = start + column < width
             w = tl.load(w_at + start, mask=inside[None, :], other=0.0)
             values = tl.load(x_at + start, mask=inside[:, None] & row_in[None, :], other=0.0)
-        total = tl.dot(w, values, total, input_precision=precision)
+        total = tl.dot(w.to(values.dtype), values, total, input_precision=precision)
+    if scale is not None:
+        total = total * tl.load(scale + source)[:, None]
     y_at = y + row.to(tl.int64)[None, :] * outputs + feature[:, None]
     stored = row_in[None, :] & (feature < outputs)[:, None]
     tl.store(y_at, total.to(y.dtype.element_ty), mask=stored)
@@ -35,25 +37,26 @@ def _product(
 
 @triton.jit
 def project(
-    x, weight, y, rows,
+    x, weight, scale, y, rows,
     width: tl.constexpr, outputs: tl.constexpr, x_stride: tl.constexpr,
     tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """y = x weight^T, summed in fp32 in the order of the columns, stored in y's dtype.
 
     x: `rows` rows of `width`, x_stride apart; weight: [outputs, width]; y: [rows, outputs], both
-    contiguous. Grid: tiles of rows (neighbours share a weight tile), tiles of outputs.
+    contiguous; scale fp32 [outputs] where the weight is stored in fp8, else None.
+    Grid: tiles of rows (neighbours share a weight tile), tiles of outputs.
     """
-    _product(x, weight, y, rows, width, outputs, x_stride, tile_m, tile_n, tile_k, precision)
+    _product(x, weight, scale, y, rows, width, outputs, x_stride, tile_m, tile_n, tile_k, precision)
 
 
 @triton.jit
 def project_narrow(
-    x, weight, y, rows,
+    x, weight, scale, y, rows,
     width: tl.constexpr, outputs: tl.constexpr, x_stride: tl.constexpr,
     tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """`project` for few outputs, under a name of its own because its budget differs: tiles of 16 or
     32 outputs are too small for warp-group instructions but spread the weight over more programs.
     """
-    _product(x, weight, y, rows, width, outputs, x_stride, tile_m, tile_n, tile_k, precision)
+    _product(x, weight, scale, y, rows, width, outputs, x_stride, tile_m, tile_n, tile_k, precision)

@@ -9,7 +9,7 @@ from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, 
 KERNELS = "clover_compile.kernels.projection.kernel"
 
 BUDGETS = {
-    "project": Budget(registers=160, required=MATRIX, ffma=0),
+    "project": Budget(registers=176, required=MATRIX, ffma=0),
     "project_narrow": Budget(registers=80, required=dict.fromkeys(MATRIX, "HMMA"), ffma=0),
 }
 
@@ -49,18 +49,26 @@ def _launch(call: Call, tile_m: int, tile_n: int) -> Launch:
     x, outputs = call.array("x"), call.dim("weight", 0)
     rows, width = x.shape[1], call.dim("x", 2)
     tile_k = 128 if tile_n <= 32 else 64
+    if call.capability == 120 and tile_n == 32 and "scale" in call.arrays:
+        tile_k = 64  # at 128 ptxas spills two registers of fp8 on their way to bf16
     # As many tiles in flight as 96 KB hold, which every architecture grants a block. Where the
     # operands of products are registers (mma.sync) the ring of tiles is one shorter than stages.
-    held = min(7, 98304 // ((tile_m + tile_n) * tile_k * ITEMSIZE[x.dtype]))
+    each = tile_m * ITEMSIZE[call.array("weight").dtype] + tile_n * ITEMSIZE[x.dtype]
+    held = min(7, 98304 // (each * tile_k))
     stages = held if tile_m >= 64 and call.capability in (90, 100) else held + 1
     constants: dict[str, int | float | bool | str | None] = {
         "width": width, "outputs": outputs, "x_stride": call.stride("x"),
         "tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k,
         "precision": "ieee" if x.dtype == "fp32" else "tf32",
     }  # fmt: skip
+    arguments = {name: name for name in ("x", "weight", "y")}
+    if "scale" in call.arrays:
+        arguments["scale"] = "scale"
+    else:
+        constants["scale"] = None
     name = "project" if tile_m >= 64 else "project_narrow"
     return Launch(
         f"{KERNELS}:{name}", (f"cdiv({rows}, {tile_n})", -(-outputs // tile_m), 1),
-        {"x": "x", "weight": "weight", "y": "y"}, constants, {"rows": rows},
+        arguments, constants, {"rows": rows},
         warps=8 if tile_n == 128 else 4, stages=max(2, stages),
     )  # fmt: skip

@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def projection(x: Tensor, weight: Tensor, wide: bool) -> Tensor:
-    """x [B, n, K] times weight [N, K] transposed; [B, n, N] like x, fp32 if `wide` (logits)."""
-    y = F.linear(x, weight)
-    return y.float() if wide else y
+    """x [B, n, K] times weight [N, K] transposed; [B, n, N] like x, or fp32 and not rounded
+    on the way if `wide` (logits)."""
+    return F.linear(x.float(), weight.float()) if wide else F.linear(x, weight)

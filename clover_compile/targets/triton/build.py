@@ -19,6 +19,7 @@ from clover_compile.targets.cubins import compile_plans, driver, plan_key
 from clover_compile.targets.triton import static
 from clover_compile.targets.triton.join import JoinWriteGate
 from clover_compile.targets.triton.lowering import Lowered, Lowering
+from clover_compile.targets.triton.quantise import Quantise
 from clover_compile.targets.triton.store import write_store
 from clover_compile.unit import Source, Unit
 
@@ -42,6 +43,10 @@ class TritonTarget(Target):
         self.gpu: Architecture = ARCHITECTURES[gpu]
         self.name = f"triton-{gpu}"
 
+    def passes(self, dtype: str) -> tuple[Pass, ...]:
+        """The write gate joined, and fp8 where asked for."""
+        return (*self.tail, Quantise()) if dtype == "fp8" else self.tail
+
     def cannot_run(self) -> str | None:
         """Why the bundle cannot be proved on this machine, or None."""
         capability = self.gpu.capability
@@ -62,11 +67,12 @@ class TritonTarget(Target):
             _write(folder / f"{name}.json", one.program.to_json())
         described = {k: {**plan.to_json(), "kernels": cubins.keys[k]} for k, plan in plans.items()}
         _write(folder / PLANS, described)
-        weights = write_store(folder, units, lowered, source)
+        weights, quantisation = write_store(folder, units, lowered, source)
         return Emitted(
             units={name: _entry(name, units[name], one) for name, one in lowered.items()},
             ops={name: self._ops(one, plans) for name, one in lowered.items()},
             weights=weights,
+            quantisation=quantisation,
             built_with={p: version(p) for p in ("triton", "numpy")},
             accepts={"numpy": ">=2,<3"},
             static={

@@ -43,6 +43,14 @@ class Widened:
     view: View
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """An fp8 weight and its scales, which the kernels take apart from each other."""
+
+    weight: View
+    scale: View
+
+
 @dataclass
 class Lowered:
     """A Unit's program, the plans it names and where its weights come from."""
@@ -165,6 +173,9 @@ class Lowering:
     def _fused(self, node: fx.Node, op: FusedOp) -> Any:
         arguments = [self._argument(op, i, x) for i, x in enumerate(args_of(node))]
         arguments += [None] * (len(op.parameters) - len(arguments))
+        scaled = [x for x in arguments if isinstance(x, Scaled)]
+        if scaled:
+            op, arguments = _over_fp8(op, arguments, scaled)
         if len(op.outputs) == 1:
             return self._step(op, arguments, op.outputs, node.name)[op.outputs[0]]
         used = {args_of(user)[1] for user in node.users if user.target is operator.getitem}
@@ -230,6 +241,9 @@ class Lowering:
         wide = len(users) == 1 and str(users[0].target) == "aten.to.dtype"
         wide = wide and args_of(users[0])[1] is torch.float32
         x, weight = (self.values[n] for n in args_of(node))
+        if isinstance(weight, Scaled):
+            arguments = [x, weight.weight, weight.scale, wide]
+            return self._step(fused_op("projection_fp8"), arguments, ("y",), node.name)["y"]
         if isinstance(x, Widened) and isinstance(weight, Widened):
             x, weight, wide = x.view, weight.view, True
         return self._step(fused_op("projection"), [x, weight, wide], ("y",), node.name)["y"]
@@ -243,6 +257,9 @@ class Lowering:
                 return Widened(source)
             raise CannotLower(f"{self.unit.name}: {node.format_node()} is no cast of logits")
         return node
+
+    def _dequantise(self, node: fx.Node) -> Scaled:
+        return Scaled(*(self.values[n] for n in args_of(node)))
 
     def _embedding(self, node: fx.Node) -> View:
         weight, ids = (self.values[n] for n in args_of(node)[:2])
@@ -311,9 +328,20 @@ class Lowering:
         raise CannotLower(f"{self.unit.name}: an output is no array: {value}")
 
 
+def _over_fp8(
+    op: FusedOp, arguments: Sequence[Any], scaled: Sequence[Scaled]
+) -> tuple[FusedOp, list[Any]]:
+    """The op over fp8 weights: the scales follow the weights they belong to."""
+    found = [x.weight if isinstance(x, Scaled) else x for x in arguments]
+    last = max(i for i, x in enumerate(arguments) if isinstance(x, Scaled))
+    found[last + 1 : last + 1] = [x.scale for x in scaled]
+    return fused_op(f"{op.name}_fp8"), found
+
+
 _HANDLERS: dict[str, Any] = {
     "aten.linear.default": Lowering._linear,
     "aten.to.dtype": Lowering._to,
+    "clover.dequantise.default": Lowering._dequantise,
     "aten.embedding.default": Lowering._embedding,
     "aten.split_with_sizes.default": Lowering._split,
     "aten.narrow.default": Lowering._narrow,

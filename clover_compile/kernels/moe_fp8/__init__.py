@@ -1,0 +1,1 @@
+"""The kernel of moe over fp8 weights."""

@@ -1,0 +1,1 @@
+"""The kernel of projection over fp8 weights."""
