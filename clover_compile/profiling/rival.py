@@ -50,7 +50,7 @@ class Rival:
         self._config = model.config
         self._layers = [model.layer(i).mlp.moe for i in range(model.config.num_hidden_layers)]
         self._entries = {
-            unit: trace.entry(model, generation, unit) for unit in ("commit", "preview")
+            unit: trace.entry(model, generation, unit) for unit in interface.units(model.config)
         }
 
     def take(self, form: str) -> None:
