@@ -46,6 +46,10 @@ class Traced:
     executed: float
     """Seconds from the first kernel to the last, profiler included."""
 
+    def had(self, share: float) -> Traced:
+        """The run if it had the core for this share of the time that passed."""
+        return Traced({k: x * share for k, x in self.kernels.items()}, self.executed * share)
+
 
 class TracedEngine(OrtEngine):
     """The same engine with ONNX Runtime's profiler on; each `run` is one entry of `finish`."""
@@ -152,6 +156,7 @@ def per_op(
     for kernel in runs[0].kernels:
         function = function_of(kernel)
         label = labels.get(kernel, "other") if function is None else owners(function)
-        found[label] += max(0.0, steady([run.kernels.get(kernel, 0.0) for run in runs]) - cost)
+        took = [run.kernels.get(kernel, 0.0) for run in runs]
+        found[label] += float(np.mean(took)) - cost
         kernels[label] += 1
-    return dict(found), kernels
+    return {label: max(0.0, took) for label, took in found.items()}, kernels

@@ -29,8 +29,9 @@ from clover_compile.profiling.rounds import Clock, clock_for, seconds, spread, t
 from clover_compile.profiling.subject import Subject
 from clover_compile.runtime.engine import Arrays, Engine
 
-TRACED = 5
-"""Runs with the profiler, and as many without, in each round."""
+TRACED, KEPT = 6, 4
+"""Runs with the profiler, and as many without, in each round; and those that are looked at: where
+other jobs disturb, the ones that had the core for most of the time."""
 
 Make = Callable[[str, Arrays], Callable[[], object] | None]
 """Makes a run of a Unit with given feeds; None where there is no such Unit."""
@@ -50,8 +51,8 @@ class _Plan:
     rates: list[Rates] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
     """Seconds of a pass beside the traced ones, by round."""
-    walls: list[list[float]] = field(default_factory=list)
-    """Seconds of the traced runs, by round."""
+    traced: list[list[tuple[float, float]]] = field(default_factory=list)
+    """Seconds of the traced runs by the clock and as they passed, by round."""
 
 
 def measure(
@@ -130,18 +131,19 @@ def _runs(subject: Subject, plan: _Plan, rivals: Rivals) -> dict[str, Callable[[
 
 
 def _beside(subject: Subject, traced: TracedEngine, plan: _Plan, clock: Clock) -> None:
-    """Runs with and without the profiler by turns, and notes what each took.
+    """Runs with and without the profiler by turns, and notes what each took by `clock`.
 
-    What surrounds the kernels of a traced run is taken from the time that passed, as the profiler
-    does; a plain run is judged by `clock`, since one long run is likelier disturbed than a kernel.
+    The profiler knows only the time that passed; what share of it a run had the core is noted too.
     """
     unit, feeds = plan.call.unit, plan.feeds
-    took: dict[str, list[float]] = {"traced": [], "plain": []}
+    took: dict[str, list[float]] = {"traced": [], "passed": [], "plain": []}
     for _ in range(TRACED):
-        took["traced"].append(seconds(partial(traced.run, unit, feeds), time.perf_counter))
+        start = time.perf_counter()
+        took["traced"].append(seconds(partial(traced.run, unit, feeds), clock))
+        took["passed"].append(time.perf_counter() - start)
         took["plain"].append(seconds(partial(subject.engine.run, unit, feeds), clock))
     plan.plain.append(steady(took["plain"]))
-    plan.walls.append(took["traced"])
+    plan.traced.append(list(zip(took["traced"], took["passed"], strict=True)))
 
 
 def _parts(
@@ -162,10 +164,15 @@ def _figures(
     plan: _Plan, traced: list[list[Traced]], file: UnitFile, cost: float
 ) -> dict[str, Any]:
     """What is reported of one call."""
-    by_round = [per_op(runs, file.labels, file.owner, cost) for runs in traced]
-    for (took, _), runs, walls in zip(by_round, traced, plan.walls, strict=True):
-        outside = [wall - run.executed for wall, run in zip(walls, runs, strict=True)]
-        took[HANDOVER] = max(0.0, steady(outside))
+    by_round = []
+    for noted, clocked in zip(traced, plan.traced, strict=True):
+        shares = [min(1.0, own / passed) for own, passed in clocked]
+        best = sorted(range(len(noted)), key=lambda i: (-shares[i], clocked[i][0]))[:KEPT]
+        runs = [noted[i].had(shares[i]) for i in best]
+        took, kernels = per_op(runs, file.labels, file.owner, cost)
+        outside = [clocked[i][0] - run.executed for i, run in zip(best, runs, strict=True)]
+        took[HANDOVER] = max(0.0, float(np.mean(outside)))
+        by_round.append((took, kernels))
     sums = [sum(took.values()) for took, _ in by_round]
     rounds, rates = plan.rounds, plan.rates
     floors = [rate.seconds(plan.work) for rate in rates]

@@ -189,8 +189,10 @@ def _row(way: str, log: Log, causal: Log, messages: Messages, table: CostTable) 
 
 
 def winner(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The fastest way that is right as often as causal decoding (where no answers are known: with
-    its text), the fastest whose text was always the causal one, and the fastest of all."""
+    """The fastest way that is right as often as causal decoding (where that is never right, or no
+    answers are known: with its text), the fastest whose text was always the causal one, and the
+    fastest of all.
+    """
 
     def best(kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
         row = max(kept, key=lambda r: r["tokens per second"])
@@ -198,8 +200,8 @@ def winner(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     causal = rows[0]
     same = [row for row in rows if row["as causal"] == 1]
-    right = [row for row in rows if (row["right"] or 0.0) >= (causal["right"] or 0.0)]
-    no_worse = same if causal["right"] is None else right
+    right = [row for row in rows if row["right"] and row["right"] >= causal["right"]]
+    no_worse = right if causal["right"] else same
     return {"no worse": best(no_worse), "same text": best(same), "of all": best(rows)}
 
 
