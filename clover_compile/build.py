@@ -34,6 +34,7 @@ from clover_compile.options import BuildOptions, context_of
 from clover_compile.passes import observe
 from clover_compile.passes.base import Event, run_passes
 from clover_compile.passes.pipeline import PIPELINE
+from clover_compile.runtime import sealing
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.errors import NotANumber
 from clover_compile.runtime.manifest import FORMAT_VERSION, canonical_json, read_bundle
@@ -88,18 +89,20 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
         if shortage is None:
             passes, emitted = _compile(checkpoint, context, options, target, folder, report)
         else:
-            passes, emitted = _compile_unseen(checkpoint, options, target, folder, report, shortage)
+            passes, emitted = _compile_unseen(
+                checkpoint, context, options, target, folder, report, shortage
+            )
         _write_texts(folder, checkpoint)
         bundle.write_runner(folder, target.requirements)
         content = _manifest(options, target, checkpoint, context, passes, emitted, report)
-        identity = bundle.write_manifest(folder, content)
-        bundle.write_verdict(folder, {"bundle": identity, **UNDER_CONSTRUCTION})
+        identity = sealing.write_manifest(folder, content)
+        sealing.write_verdict(folder, {"bundle": identity, **UNDER_CONSTRUCTION})
         verdict = _verdict(target, folder, options, report, shortage)
         # The proof itself takes memory, often the most.
         peak = peak_memory()
-        identity = bundle.complete_manifest(folder, {"peak_memory_bytes": peak})
-        bundle.flush(folder)
-        bundle.write_verdict(folder, verdict | {"bundle": identity})
+        identity = sealing.complete_manifest(folder, {"peak_memory_bytes": peak})
+        sealing.flush(folder)
+        sealing.write_verdict(folder, verdict | {"bundle": identity})
     report.stage(f"done: {verdict['outcome']}")
     return {
         "bundle": str(options.output), "id": identity, "outcome": verdict["outcome"],
@@ -123,7 +126,7 @@ def _compile(
         units, passes = fused_units(model, checkpoint.generation, options, target, report)
         report.stage(f"lowering for {target.name}")
         source = source_of(dict(model.named_parameters()))
-        emitted = target.emit(units, source, folder, report.say)
+        emitted = target.emit(units, source, folder, context, report.say)
         report.stage("running the probes on the eager model")
         truth = prove.Truth(model, checkpoint, context)
         # Not save_file: a full disk must be an OSError.
@@ -132,8 +135,8 @@ def _compile(
 
 
 def _compile_unseen(
-    checkpoint: Checkpoint, options: BuildOptions, target: Target, folder: Path, report: Report,
-    shortage: str,
+    checkpoint: Checkpoint, context: int, options: BuildOptions, target: Target, folder: Path,
+    report: Report, shortage: str,
 ) -> Compiled:  # fmt: skip
     """The same where the eager model does not fit: passes are checked on a twin, no probes."""
     report.stage(f"nothing can be proved here: {shortage}; checking the passes on a small twin")
@@ -144,7 +147,8 @@ def _compile_unseen(
     model = oversize.shell(checkpoint.config, dtype)
     units, passes = fused_units(model, checkpoint.generation, options, target, report, check=False)
     report.stage(f"lowering for {target.name}")
-    return passes, target.emit(units, oversize.source(checkpoint, dtype), folder, report.say)
+    source = oversize.source(checkpoint, dtype)
+    return passes, target.emit(units, source, folder, context, report.say)
 
 
 def _verdict(
@@ -231,7 +235,7 @@ def _write_texts(folder: Path, checkpoint: Checkpoint) -> None:
     shutil.copyfile(checkpoint.tokenizer_path, folder / "tokenizer.json")
     if checkpoint.chat_template is not None:
         (folder / "chat_template.jinja").write_text(checkpoint.chat_template)
-    bundle.write_json(folder / "generation.json", prove.rules_of(checkpoint).to_dict())
+    sealing.write_json(folder / "generation.json", prove.rules_of(checkpoint).to_dict())
 
 
 def _manifest(
@@ -256,6 +260,7 @@ def _manifest(
         "built_with": {"python": platform.python_version(), "torch": version("torch")}
         | emitted.built_with,
         "accepts": emitted.accepts,
+        "device": emitted.device,
         "static": emitted.static,
         "quantisation": emitted.quantisation,
         "stages": {name: round(start, 2) for name, start in report.stages.items()},

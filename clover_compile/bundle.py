@@ -5,20 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import glob
-import hashlib
-import json
 import os
 import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from clover_compile import __version__
 from clover_compile.errors import CannotWrite, NotOurFolder, OutputExists
-from clover_compile.runtime.hashes import file_hash
-from clover_compile.runtime.manifest import OPTIONAL, OUTSIDE, canonical_json
-from clover_compile.runtime.manifest_shape import readable_json
+from clover_compile.runtime.sealing import sync
 from clover_compile.tensor_names import spell
 
 REQUIREMENTS = ("numpy", "tokenizers", "jinja2", "safetensors")
@@ -45,13 +39,13 @@ def workspace(output: Path, force: bool) -> Iterator[Path]:
         raise _cannot(output, error.strerror) from None
     try:
         yield folder
-        _sync(folder)
+        sync(folder)
         if output.exists():
             check_output(output, force)
             replace(folder, output)
         else:
             folder.rename(output)
-        _sync(output.parent)
+        sync(output.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -63,13 +57,13 @@ def replace(folder: Path, output: Path) -> None:
     the old one is moved aside first, and a kill right then leaves it to `_restore`.
     """
     if exchange(folder, output):
-        _sync(output.parent)
+        sync(output.parent)
         shutil.rmtree(folder)
         return
     old = output.parent / f".{output.name}.building-old-{os.getpid()}"
     output.rename(old)
     folder.rename(output)
-    _sync(output.parent)
+    sync(output.parent)
     shutil.rmtree(old)
 
 
@@ -144,26 +138,6 @@ def _is_abandoned(left: Path) -> bool:
     return not (pid.isdigit() and Path(f"/proc/{pid}").exists() and int(pid) != os.getpid())
 
 
-def flush(folder: Path) -> None:
-    """Makes sure that every file of a folder is on the disk."""
-    for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes readable JSON with a stable order of keys."""
-    path.write_bytes(readable_json(value))
-
-
 def write_runner(folder: Path, engine_requirements: tuple[str, ...]) -> None:
     """Packs the runtime as runner.pyz and pins what it needs in requirements.txt."""
     from importlib.metadata import version
@@ -177,7 +151,8 @@ def write_runner(folder: Path, engine_requirements: tuple[str, ...]) -> None:
         for path in sorted((package / "runtime").rglob("*.py")):
             _add(archive, str(Path("clover_compile") / path.relative_to(package)), path.read_text())
     names = sorted({*REQUIREMENTS, *engine_requirements})
-    lines = [f"{name}=={version(name).split('+')[0]}" for name in names]
+    # What a build does not need here comes with the versions it accepts.
+    lines = [x if ">" in x else f"{x}=={version(x).split('+')[0]}" for x in names]
     (folder / "requirements.txt").write_text("\n".join(lines) + "\n")
 
 
@@ -186,50 +161,3 @@ def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
     info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     info.external_attr = 0o644 << 16
     archive.writestr(info, text, zipfile.ZIP_DEFLATED)
-
-
-def write_manifest(folder: Path, content: dict[str, Any]) -> str:
-    """Writes manifest.json, with every file's size and hash, and its hash; returns the id."""
-    files = {
-        str(path.relative_to(folder)): {"sha256": file_hash(path), "size": path.stat().st_size}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and str(path.relative_to(folder)) not in (*OUTSIDE, *OPTIONAL)
-    }
-    return _seal(folder, content | {"files": files, "written_by": __version__})
-
-
-def complete_manifest(folder: Path, content: dict[str, Any]) -> str:
-    """Adds what is known only at the end of a build; the files are not hashed again. Returns the
-    id, which is another one: the verdict must name it.
-    """
-    return _seal(folder, json.loads((folder / "manifest.json").read_text()) | content)
-
-
-def _seal(folder: Path, content: dict[str, Any]) -> str:
-    write_json(folder / "manifest.json", content)
-    identity = file_hash(folder / "manifest.json")
-    (folder / "MANIFEST.sha256").write_text(identity + "\n")
-    return identity
-
-
-def write_verdict(folder: Path, verdict: dict[str, Any]) -> None:
-    """Replaces verdict.json atomically; adds the hash of its own content."""
-    _write_signed(folder, "verdict", verdict)
-
-
-def write_costs(folder: Path, costs: dict[str, Any]) -> None:
-    """Replaces costs.json likewise."""
-    _write_signed(folder, "costs", costs)
-
-
-def _write_signed(folder: Path, stem: str, content: dict[str, Any]) -> None:
-    text = canonical_json(content)
-    content = content | {"sha256": hashlib.sha256(text).hexdigest()}
-    # Beside the bundle: nothing that does not belong to it may ever be seen inside.
-    temporary = folder.resolve().parent / f".{folder.name}.{stem}-{os.getpid()}"
-    try:
-        write_json(temporary, content)
-        _sync(temporary)
-        temporary.replace(folder / f"{stem}.json")
-    finally:
-        temporary.unlink(missing_ok=True)

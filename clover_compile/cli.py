@@ -1,4 +1,4 @@
-"""The command line: build, run, verify, profile, inspect, targets, models."""
+"""The command line: build, run, verify, finish, profile, inspect, targets, models."""
 
 from __future__ import annotations
 
@@ -225,9 +225,13 @@ def run(arguments: tuple[str, ...]) -> None:
     cls=Once,
     help="With --locate: the message to answer, instead of the probes.",
 )
+@click.option("--allow-native", is_flag=True, help="Let the bundle load a library of its own.")
 @JSON
 @DEBUG
-def verify(path: Path, model: str | None, locate: bool, prompt: str | None, as_json: bool) -> int:
+def verify(
+    path: Path, model: str | None, locate: bool, prompt: str | None, allow_native: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
     """Proves a bundle again, on this machine, and renews its verdict.
 
     A verdict.json that is missing or damaged is replaced too; any other damage is refused.
@@ -242,8 +246,42 @@ def verify(path: Path, model: str | None, locate: bool, prompt: str | None, as_j
         row = {"found": found and found.to_dict()}
         click.echo(json.dumps(row) if as_json else f"{path}: {found or 'no NaN and no Inf'}")
         return int(found is not None)
-    verdict = reprove(path, model, streams.say)
+    verdict = reprove(path, model, streams.say, allow_native)
     click.echo(json.dumps(verdict) if as_json else f"{path}: {_outcome(verdict)}")
+    return 0
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "output",
+    cls=Once,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The new bundle, which must not exist.",
+)
+@click.option(
+    "--allow-native",
+    is_flag=True,
+    help="Load the bundle's own plugin even if this installation did not compile it.",
+)
+@JSON
+@DEBUG
+def finish(path: Path, output: Path, allow_native: bool, as_json: bool) -> int:
+    """Builds the engines of a `trt-*` bundle, on the GPU it is for, and proves them.
+
+    PATH stays as it is; the new bundle records its id. Needs TensorRT 11. Where the compiler is not
+    installed, `python PATH/finish.py` does the same but for the whole proof.
+    """
+    from clover_compile.runtime.trt_finish import finish as build_engines
+
+    result = build_engines(path, output, streams.say, allow_native)
+    if result["probes"]:
+        from clover_compile.reprove import reprove
+
+        result |= reprove(output, None, streams.say, allow_native)
+    click.echo(json.dumps(result) if as_json else f"{output}: {_outcome(result)}")
     return 0
 
 
@@ -337,7 +375,7 @@ def inspect(path: Path, as_json: bool) -> int:
 @DEBUG
 def targets(as_json: bool) -> None:
     """Lists the targets: what each emits, where it runs, and what is missing here."""
-    from clover_compile.targets.table import PLANNED, TARGETS
+    from clover_compile.targets.table import TARGETS
 
     rows = {
         name: {
@@ -356,7 +394,6 @@ def targets(as_json: bool) -> None:
         click.echo(
             f"{name:<12} {state}\n    emits    {row['emits']}\n    runs on  {row['runs_on']}"
         )
-    click.echo(f"not in this version: {', '.join(PLANNED)}")
 
 
 @main.command()

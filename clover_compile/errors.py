@@ -89,6 +89,38 @@ class SpecialisedDimension(BuildError):
     )
 
 
+class MissingExtra(InputError):
+    """The target needs a package that is not installed; the message holds the line that installs
+    it.
+    """
+
+    template = "{package} is not installed; run: pip install 'clover-compile[{extra}]'"
+
+
+class NoCompiler(InputError):
+    """The TensorRT targets compile their plugin when it is first needed. That takes a C++ compiler
+    and two sets of headers, which packages of the extra `trt` hold; one of these is missing.
+    """
+
+    template = "the TensorRT plugin cannot be compiled: no {missing}; install it ({remedy})"
+
+
+class PluginFailed(BuildError):
+    """The C++ compiler did not take the plugin; the message holds its first error. The compiler may
+    be older than C++17, or the headers another version than the plugin was written for: report it.
+    """
+
+    template = "{compiler} did not compile the TensorRT plugin: {reason}; report this"
+
+
+class EngineBuildFailed(BuildError):
+    """TensorRT-RTX did not take the network, or died over it; the message holds its own words. The
+    installed version may be another than the one this was tested with: report it.
+    """
+
+    template = "no TensorRT-RTX engine: {reason}; report this with the version of tensorrt-rtx"
+
+
 class PassFailed(BuildError):
     """A graph pass did not do what it must. Nothing was written; the message names the pass and the
     passes that had already run. `--dump-passes DIR` keeps the graph after each of them.
@@ -222,11 +254,3 @@ class BadMessages(InputError):
         '--messages {path}: {reason}; give a file of lines such as {{"prompt": "Hello", '
         '"answer": "Hi"}}'
     )
-
-
-class PlannedTarget(InputError):
-    """The target is designed but not in this version: nothing was tested on that hardware, and an
-    untested bundle is worse than none.
-    """
-
-    template = "target {name} is designed but not in this version; choose one of: {known}"

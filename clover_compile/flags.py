@@ -17,3 +17,8 @@ def accept() -> bool:
 def debug() -> bool:
     """CLOVER_DEBUG=1: errors keep their traceback, as with --debug."""
     return _on("CLOVER_DEBUG")
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """The environment of a process we start: this one's, with changes."""
+    return {**os.environ, **changes}

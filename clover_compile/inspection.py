@@ -43,6 +43,7 @@ def render(found: dict[str, Any]) -> str:
         for op, row in ops.items():
             note = f"  ({row['reason']})" if row.get("reason") else ""
             lines.append(f"    {unit:<8} {row['count']:>3} {op:<16} {row['provider']}{note}")
+    lines += _nodes(m["units"])
     lines += _static(m.get("static") or {})
     lines.append("weights")
     for group, row in m["precision"].items():
@@ -55,6 +56,20 @@ def render(found: dict[str, Any]) -> str:
     if m["unknown_keys"]:
         lines.append(f"ignored configuration keys: {', '.join(m['unknown_keys'])}")
     return "\n".join(lines)
+
+
+def _nodes(units: dict[str, Any]) -> list[str]:
+    """Every plugin node of a TensorRT bundle and the kernels it carries."""
+    rows = [(u, n, row) for u, unit in units.items() for n, row in unit.get("nodes", {}).items()]
+    lines = ["plugin nodes"] if rows else []
+    for unit, name, row in rows:
+        kernels: dict[str, list[str]] = {}
+        for key in row["kernels"]:
+            function, gpu, digest = key.rsplit("-", 2)
+            kernels.setdefault(f"{function} {gpu}", []).append(digest)
+        held = ", ".join(f"{k} x{len(x)}" if len(x) > 1 else k for k, x in kernels.items())
+        lines.append(f"    {unit:<8} {name:<24} {row['op']:<16} {held}")
+    return lines
 
 
 def _static(found: dict[str, Any]) -> list[str]:

@@ -52,6 +52,7 @@ def inputs(c: ModelConfig, seed: int) -> Arrays:
         "drafts": ids(2 * DRAFT_ROWS),
         "counts": r.integers(0, 3, (1, c.vocab_size)).astype(np.int32),
         "noise": r.random((1, KEPT_ROWS)).astype(np.float32),
+        "first": np.array(FIRST),
         "seed": np.array(seed),
     }
 

@@ -8,18 +8,21 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from clover_compile import bundle, locate, models, prove
+from clover_compile import locate, models, prove
 from clover_compile.build import DTYPES
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import NeedsCheckpoint, NoProbes, OtherModel
 from clover_compile.model.load import load_model
+from clover_compile.runtime import sealing
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.chat import Text
 from clover_compile.runtime.manifest import read_bundle
 from clover_compile.tensor_names import spell
 
 
-def reprove(path: Path, model: str | None, say: Callable[[str], None]) -> dict[str, Any]:
+def reprove(
+    path: Path, model: str | None, say: Callable[[str], None], allow_native: bool = False
+) -> dict[str, Any]:
     """Compares with the stored probes, or afresh with the eager model of `model`, and writes the
     verdict, also in the place of one that is missing, damaged or of another bundle.
 
@@ -31,7 +34,9 @@ def reprove(path: Path, model: str | None, say: Callable[[str], None]) -> dict[s
         and "probes.safetensors" not in read_bundle(path, renewing=True).manifest["files"]
     ):
         raise NoProbes(path=spell(str(path)))
-    loaded = load(path, unverified=True, recheck=True, renewing=True)
+    loaded = load(
+        path, unverified=True, allow_native=allow_native, recheck=True, renewing=True
+    )  # fmt: skip
     manifest = loaded.manifest
     truth = None
     if model is not None:
@@ -39,7 +44,7 @@ def reprove(path: Path, model: str | None, say: Callable[[str], None]) -> dict[s
         eager = load_model(checkpoint.config, checkpoint.tensor, DTYPES[manifest["dtype"]])
         truth = prove.Truth(eager, checkpoint, loaded.context).arrays()
     verdict = prove.prove(loaded, manifest["dtype"], say, truth)
-    bundle.write_verdict(path, verdict)
+    sealing.write_verdict(path, verdict)
     return verdict
 
 

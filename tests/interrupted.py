@@ -49,7 +49,7 @@ class Eager:
         return {"enough": np.array(True)}
 
 
-def emit(self: OrtCpu, units: Any, source: Any, folder: Path, say: Any) -> Emitted:
+def emit(self: OrtCpu, units: Any, source: Any, folder: Path, context: int, say: Any) -> Emitted:
     """In place of lowering: files of the right names, written slowly."""
     (folder / "weights").mkdir()
     weights = "weights/model.safetensors"

@@ -140,7 +140,6 @@ SURROUNDINGS: list[tuple[str, Callable[[Path], None], tuple[str, ...], str]] = [
     ("an empty folder as model", _folder, ("x.clover", "-o", "x"), "config.json is missing"),
     ("a bundle as model", _bundle, ("x.clover", "-o", "x"), "config.json is missing"),
     ("no such target", _nothing, (*OUT, "--target", "nope"), "no target is called 'nope'"),
-    ("a target to come", _nothing, (*OUT, "--target", "trt-h100"), "is designed but not"),
     ("fp16", _nothing, (*OUT, "--dtype", "fp16"), "--dtype fp16 is not for target ort-cpu"),
     ("bf16", _nothing, (*OUT, "--dtype", "bf16"), "--dtype bf16 is not for target ort-cpu"),
     ("fp8", _nothing, (*OUT, "--dtype", "fp8"), "--dtype fp8 is not for target ort-cpu"),

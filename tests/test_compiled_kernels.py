@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,16 +17,21 @@ from clover_compile.kernels.report import kernels
 PLACES = {place.name: place for place in release.places()}
 
 
+FP8_QUICK = (90,)
 QUICK = (86, 90, 100)
 """Capabilities of `make test`: the least shared memory, the two kinds of matrix instruction that
 read it. `make test-all` compiles for every one."""
 
 
-@pytest.mark.parametrize(
-    "capability",
-    [pytest.param(c, marks=[] if c in QUICK else [pytest.mark.slow]) for c in CAPABILITIES],
-)
-@pytest.mark.parametrize("name", PLACES)
+def _pairs() -> Iterator[Any]:
+    for name, place in PLACES.items():
+        quick = FP8_QUICK if place.least > CAPABILITIES[0] else QUICK
+        for capability in (c for c in CAPABILITIES if c >= place.least):
+            marks = [] if capability in quick else [pytest.mark.slow]
+            yield pytest.param(name, capability, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "capability"), list(_pairs()))
 def test_within_its_budget(name: str, capability: int) -> None:
     faults = [
         fault

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from clover_compile import bundle
 from clover_compile.runtime.errors import BadBundle
 from clover_compile.runtime.manifest import read_bundle
+from clover_compile.runtime.sealing import write_costs
 from tests.bundles import costs, identity, make_bundle, sign
 
 
 def test_costs_are_read_with_the_bundle(tmp_path: Path) -> None:
     folder = make_bundle(tmp_path / "x.clover")
     assert read_bundle(folder).costs is None
-    bundle.write_costs(folder, costs(bundle=identity(folder)))
+    write_costs(folder, costs(bundle=identity(folder)))
     found = read_bundle(folder).costs
     assert found is not None
     assert found.cost("preview", 1) == 0.25

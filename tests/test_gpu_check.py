@@ -116,7 +116,7 @@ def test_layers_launch_the_released_models_kernels() -> None:
     lowered = layers.lower(layers.MODELS["one of each"], 90)
     plans = layers.plans_of(lowered).values()
     assert all(is_released(plan) for plan in plans)
-    assert {plan.op for plan in plans} == set(KERNELS)
+    assert {plan.op for plan in plans} == {op for op in KERNELS if "fp8" not in op}
     assert layers.launches(lowered)["replay"] == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
     "another GPU": ({"capability": lambda: 80}, r"capability 9\.0; this machine has 8\.0 \(GPU\)"),
     "an old driver": (
         {"driver_version": lambda: 11080},
-        r"needs a driver for CUDA 12\.0; this machine has one for 11\.8; install a newer driver",
+        r"needs a driver for CUDA 12\.0; this machine has one for 11\.8; run it elsewhere, or",
     ),
     "a full GPU": (
         {"free_memory": lambda: (100 * 10**6, 80 * 10**9)},
@@ -161,6 +162,12 @@ def test_a_flipped_cubin_is_refused(built: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def twin(built: Path) -> Iterator[runtime_bundle.LoadedBundle]:
+    with on_the_twin(built) as loaded:
+        yield loaded
+
+
+@contextmanager
+def on_the_twin(built: Path) -> Iterator[runtime_bundle.LoadedBundle]:
     """The bundle's own files on the software twin; no kernel runs."""
     checked = read_bundle(built)
     plans = json.loads((built / "plans.json").read_text())

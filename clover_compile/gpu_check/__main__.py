@@ -54,7 +54,7 @@ class Check:
 
 def real_checks(only: str, capability: int, device: str) -> Iterator[Check]:
     """The released model's calls over rows and prefix lengths."""
-    for place in (p for p in release.places() if only in p.name):
+    for place in _places(only, capability):
         op, plan = fused_op(place.op), place.plan(capability)
         outputs = place.outputs or op.outputs
         attends = place.op == "block_attention"
@@ -62,6 +62,11 @@ def real_checks(only: str, capability: int, device: str) -> Iterator[Check]:
             for prefix in PREFIXES if attends and rows in (1, 32, 65) else (100,):
                 make = partial(values.arguments, place, rows, prefix, device, rows, spare=7)
                 yield Check(f"{place.name} n={rows} R={prefix}", op, plan, outputs, make)
+
+
+def _places(only: str, capability: int) -> list[release.Place]:
+    """The places whose name holds `only` and whose dtypes the GPU has."""
+    return [p for p in release.places() if only in p.name and p.least <= capability]
 
 
 def _case_arguments(op: FusedOp, case: Any, device: str) -> list[Any]:
@@ -78,7 +83,8 @@ def _stored(op: FusedOp, name: str, x: Tensor) -> Tensor:
 
 def case_checks(only: str, capability: int, device: str) -> Iterator[Check]:
     """The ops' own cases: odd sizes, extreme gates, ties, poisoned padding."""
-    for op in (fused_op(name) for name in KERNELS if only in name):
+    fp8 = capability >= release.FP8
+    for op in (fused_op(name) for name in KERNELS if only in name and (fp8 or "fp8" not in name)):
         for case in op.cases():
             arguments = _case_arguments(op, case, "cpu")
             if arguments[0].shape[0] == 1:
@@ -109,7 +115,7 @@ def measure(place: release.Place, rows: int, gpu: Gpu, bandwidth: float) -> dict
         given = values.arguments(place, rows, TIMED_PREFIX, "cuda", seed)
         sets.append({k: x for k, x in zip(op.parameters, given, strict=True) if k in plan.inputs})
     kept = release.EXPERTS
-    if place.op == "moe":
+    if place.op.startswith("moe"):
         given = values.arguments(place, rows, TIMED_PREFIX, "cuda", 0)
         kept = _experts_read(given)
     made = costs.cost(place, rows, TIMED_PREFIX, kept, gpu.capability)
@@ -122,7 +128,7 @@ def measure(place: release.Place, rows: int, gpu: Gpu, bandwidth: float) -> dict
     return {
         "place": place.name, "rows": rows, **found.row(), "floor_bytes": made.bytes,
         "floor_us": floor_us, "times_floor": found.median / floor_us, "launches": made.launches,
-        "argument_sets": len(sets), **({"experts": kept} if place.op == "moe" else {}),
+        "argument_sets": len(sets), **({"experts": kept} if place.op.startswith("moe") else {}),
     }  # fmt: skip
 
 
@@ -130,7 +136,7 @@ def _experts_read(given: list[Any]) -> int:
     """Experts some row uses, by the reference's routing."""
     from clover_compile.kernels.moe.reference import coreset
 
-    router, top_k, top_p, block = given[1].float(), given[7], given[8], given[9]
+    router, (top_k, top_p, block) = given[1].float(), given[-3:]
     if block:
         kept = coreset(torch.softmax(router, -1), top_k, top_p)
         router = torch.where(kept, router, -torch.inf)
@@ -184,7 +190,7 @@ def check_all(options: argparse.Namespace) -> dict[str, Any]:
     gpu = Gpu(compiled, capability)
     report["bandwidth"] = timing.bandwidth()
     report["times"], report["results"] = [], []
-    for place in (p for p in release.places() if options.only in p.name):
+    for place in _places(options.only, capability):
         for rows in TIMED_ROWS:
             found = _guarded(measure, place, rows, gpu, report["bandwidth"])
             report["times"].append({"place": place.name, "rows": rows, **found})

@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clover_compile.kernels import release
 from clover_compile.kernels.op import FusedOp
 from clover_compile.kernels.release import Place
 from clover_compile.kernels.table import fused_op
+
+FP8_SPREAD = 100.0
+"""Standard deviation of fp8 values, whose largest is 448."""
 
 POSITIVE_ONE = {"norm", "weight", "q_norm", "k_norm"}
 """Factors of a norm, near 1 (for rms_norm; a projection's weight is a matrix)."""
@@ -23,6 +27,9 @@ def arguments(
     g = torch.Generator(device).manual_seed(seed)
 
     def make(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        if dtype is torch.float8_e4m3fn:
+            made = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(generator=g)
+            return (made * FP8_SPREAD).to(dtype)
         if not dtype.is_floating_point:
             return torch.zeros(shape, dtype=dtype, device=device)
         fan = shape[-1] if len(shape) in (2, 3) and shape[0] != 1 else 1
@@ -42,6 +49,11 @@ def _adjust(
 ) -> Any:  # fmt: skip
     if not isinstance(value, Tensor):
         return value
+    if name.endswith("scale") and op.name.endswith("fp8"):
+        # With the values' spread, a matrix about as large as a model's.
+        return (0.5 + torch.rand(value.shape, generator=g, device=value.device)) / (
+            FP8_SPREAD * release.HIDDEN**0.5
+        )
     if name in POSITIVE_ONE and value.dim() == 1:
         return 1 + 0.1 * value
     if name == "decay":

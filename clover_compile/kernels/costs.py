@@ -28,7 +28,7 @@ def _share(place: release.Place, rows: int, kept: int) -> dict[str, float]:
     """The part of a stack that a call reads: the rows of its ids, the experts kept."""
     if place.op == "embedding":
         return {"weight": rows / release.VOCABULARY}
-    if place.op != "moe":
+    if not place.op.startswith("moe"):
         return {}
     share = kept / release.EXPERTS
     return {"gate_up": share, "down": share}

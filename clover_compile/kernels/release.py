@@ -40,6 +40,8 @@ class Place:
     """(make, rows, prefix rows) -> arguments of the op's reference; activations in bf16."""
     outputs: tuple[str, ...] | None = None
     """Outputs that are read there; None: all."""
+    least: int = 80
+    """Smallest compute capability that has its dtypes, times ten."""
 
     def plan(self, capability: int) -> Plan:
         """The launch plan; rows and prefix stay symbols."""
@@ -184,10 +186,15 @@ def places() -> Iterator[Place]:
     yield Place("moe-rows", "moe", _moe(False), ("y",))
     yield Place("head", "projection", _projection(HIDDEN, VOCABULARY, True))
     yield Place("pick", "pick", _pick)
+    yield from _fp8_places()
 
 
-def fp8_places() -> Iterator[Place]:
-    """The places whose weights are stored in fp8 where a bundle is."""
+FP8 = 89
+"""Smallest compute capability with e4m3, times ten."""
+
+
+def _fp8_places() -> Iterator[Place]:
+    """The places whose weights are stored in fp8 where a bundle is built so."""
     wide = CHANNELS + HEADS * DV
     heads = 2 * QUERY_HEADS + 2 * KV_HEADS
     for name, width, outputs in (
@@ -197,10 +204,10 @@ def fp8_places() -> Iterator[Place]:
         ("attention-in", HIDDEN, heads * DIM),
         ("attention-out", QUERY_HEADS * DIM, HIDDEN),
     ):
-        yield Place(f"{name}-fp8", "projection_fp8", _projection_fp8(width, outputs))
-    yield Place("head-fp8", "projection_fp8", _projection_fp8(HIDDEN, VOCABULARY, True))
-    yield Place("moe-block-fp8", "moe_fp8", _moe_fp8(True), ("y",))
-    yield Place("moe-rows-fp8", "moe_fp8", _moe_fp8(False), ("y",))
+        yield Place(f"{name}-fp8", "projection_fp8", _projection_fp8(width, outputs), least=FP8)
+    yield Place("head-fp8", "projection_fp8", _projection_fp8(HIDDEN, VOCABULARY, True), least=FP8)
+    yield Place("moe-block-fp8", "moe_fp8", _moe_fp8(True), ("y",), FP8)
+    yield Place("moe-rows-fp8", "moe_fp8", _moe_fp8(False), ("y",), FP8)
 
 
 _SECOND = ("rms_norm", "router")

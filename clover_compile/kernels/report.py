@@ -75,7 +75,7 @@ def gather(capabilities: tuple[int, ...], only: str = "") -> dict[str, Any]:
         if only not in place.name:
             continue
         print(f"compiling {place.name}", file=sys.stderr, flush=True)
-        for capability in capabilities:
+        for capability in (c for c in capabilities if c >= place.least):
             for kernel in kernels(place, capability):
                 key = kernel.compiled.key
                 if key not in found:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from clover_compile import bundle
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import CannotModel, NeedsCheckpoint
 from clover_compile.model.load import load_model
@@ -29,6 +28,7 @@ from clover_compile.runtime.cores import cores
 from clover_compile.runtime.costs import CostTable
 from clover_compile.runtime.errors import WrongMachine
 from clover_compile.runtime.manifest import Checked, read_bundle
+from clover_compile.runtime.sealing import write_costs
 from clover_compile.runtime.strict_json import read_json
 from clover_compile.tensor_names import spell
 
@@ -102,7 +102,7 @@ def _measured(options: ProfileOptions, say: Say) -> tuple[dict[str, Any], CostTa
         "prefix": scene.prefix, "rounds": options.rounds, "notes": notes,
         **receipt.machine(subject.threads),
     }  # fmt: skip
-    if subject.manifest["engine"] == "ort":
+    if subject.manifest["target"] == "ort-cpu":
         with _rivals(options, subject, checkpoint, say) as rivals:
             found["units"] = units.measure(subject, scene, rivals, options.rounds, say)
     table, taken = cost_table.measure(subject, scene, options.rounds, say)
@@ -116,7 +116,7 @@ def _write_costs(path: Path, table: CostTable, found: dict[str, Any]) -> None:
     content: dict[str, Any] = {"bundle": found["bundle"], **table.to_json()}
     content |= {name: found[name] for name in ("prefix", "threads", "machine") if name in found}
     try:
-        bundle.write_costs(path, content)
+        write_costs(path, content)
     except OSError as error:
         found["notes"].append(f"costs.json was not written ({error.strerror}); auto stays as it is")
 

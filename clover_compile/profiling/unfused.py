@@ -52,7 +52,8 @@ class Unfused:
                 traced[name] = trace_unit(model, checkpoint.generation, name)
                 run_passes(traced[name], PASSES, lambda event: None)
             source = source_of(dict(model.named_parameters()))
-            emitted = OrtCpu().emit(traced, source, folder, say)
+            context = checkpoint.config.max_position_embeddings
+            emitted = OrtCpu().emit(traced, source, folder, context, say)
             manifest = {"units": emitted.units, "weights": emitted.weights}
             self.engine = OrtEngine(Checked(folder, "", manifest, {}), threads)
         except BaseException:

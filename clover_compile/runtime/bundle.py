@@ -21,8 +21,12 @@ from clover_compile.runtime.terminal import one_line
 ENGINES = {
     "ort": "clover_compile.runtime.ort_engine:OrtEngine",
     "triton": "clover_compile.runtime.triton_engine:open_engine",
+    "trt": "clover_compile.runtime.trt_engine:TrtEngine",
 }
 """Engine of a manifest -> "module:callable" that opens a checked bundle."""
+
+NATIVE = ("trt",)
+"""Engines that load a library of the bundle, and are told whether they may."""
 
 TEMPLATE = "chat_template.jinja"
 MAX_TEMPLATE = 1 << 20
@@ -58,16 +62,21 @@ def load(
         path, recheck=recheck, unfinished=unfinished, renewing=renewing, recosting=recosting
     )
     _require_proof(checked, unverified)
-    open_engine = _engine(checked)
+    open_engine, native = _engine(checked), checked.manifest["engine"] in NATIVE
     rules, sizes, template = _rules(checked), _sizes(checked), _template(checked)
     from clover_compile.runtime.chat import Text as ChatText
 
     text = ChatText(checked.path / "tokenizer.json", template, rules)
-    engine = open_engine(checked)
+    engine = open_engine(checked, **({"allow_native": allow_native} if native else {}))
     return LoadedBundle(
         checked.path, checked.identity, checked.manifest, checked.verdict,
         sizes, rules, checked.manifest["context"], engine, text, checked.costs,
     )  # fmt: skip
+
+
+def rules_and_sizes(checked: Checked) -> tuple[GenerationRules, Sizes]:
+    """What a session over a checked bundle needs beside its engine."""
+    return _rules(checked), _sizes(checked)
 
 
 def _require_proof(checked: Checked, unverified: bool) -> None:
@@ -94,12 +103,12 @@ def _bad(checked: Checked, fault: str) -> BadBundle:
     return BadBundle(one_line(str(checked.path)), one_line(fault))
 
 
-def _engine(checked: Checked) -> Callable[[Checked], Engine]:
+def _engine(checked: Checked) -> Callable[..., Engine]:
     name = checked.manifest["engine"]
     if name not in ENGINES:
         raise _bad(checked, f"engine {quote(name)}; this runner has: {', '.join(ENGINES)}")
     module, attribute = ENGINES[name].split(":")
-    found: Callable[[Checked], Engine] = getattr(importlib.import_module(module), attribute)
+    found: Callable[..., Engine] = getattr(importlib.import_module(module), attribute)
     return found
 
 

@@ -97,6 +97,17 @@ class EngineFailed(RunError):
     )
 
 
+class FinishFailed(RunError):
+    """TensorRT refused a network of the bundle, or the engines it built answer other than the model
+    did when the bundle was compiled. Nothing was written.
+    """
+
+    template = (
+        "the bundle could not be finished: {reason}; nothing was written: report this with the "
+        "versions of TensorRT and driver"
+    )
+
+
 class NoBundle(InputError):
     """The path does not lead to a bundle that a build has finished. A killed build leaves none:
     build again.

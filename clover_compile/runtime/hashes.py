@@ -27,7 +27,7 @@ class Remembered:
     """Hashes of large files by (device, inode, size, mtime); a damaged memory counts as empty."""
 
     def __init__(self) -> None:
-        self.path = _cache_folder() / "clover-compile" / "hashes.json"
+        self.path = cache_folder() / "hashes.json"
         self.known: dict[str, str] = {}
         with contextlib.suppress(JsonFault, OSError):
             found = read_json(self.path, _LIMIT * 256)
@@ -53,10 +53,12 @@ class Remembered:
                 Path(name).unlink(missing_ok=True)
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where this user's copies of what can be made again lie; it may not exist yet."""
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # A relative path there is to be ignored; expanduser never fails, unlike Path.home().
-    return root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
+    root = root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
+    return root / "clover-compile"
 
 
 def _key(file: Path) -> str:

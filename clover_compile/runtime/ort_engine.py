@@ -1,4 +1,8 @@
-"""ONNX Runtime on the CPU: one session per Unit over one memory-mapped weight store."""
+"""ONNX Runtime: one session per Unit over one memory-mapped weight store.
+
+On the CPU in fp32; the files of `ort-cuda` name their weights themselves, for the CUDA provider,
+which was never run where this is built.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,12 @@ import onnxruntime as ort
 
 from clover_compile.runtime.cores import cores
 from clover_compile.runtime.engine import Array, Arrays
-from clover_compile.runtime.errors import EngineFailed
+from clover_compile.runtime.errors import EngineFailed, WrongMachine
 from clover_compile.runtime.manifest import Checked
+from clover_compile.runtime.ort_provider import wrong_provider
+from clover_compile.runtime.terminal import one_line
+
+CPU_PROVIDER = "CPUExecutionProvider"
 
 PREPACKED = ("preview",)
 """Units whose weights ONNX Runtime may copy into its own layout. A preview is worth it; a second
@@ -19,12 +27,17 @@ copy for the others would double the memory for a few percent."""
 
 
 class OrtEngine:
-    """Runs the Units of an `ort-cpu` bundle; safe to use from several threads."""
+    """Runs the Units of an `ort-*` bundle; safe to use from several threads."""
 
     def __init__(self, checked: Checked, threads: int | None = None) -> None:
         self._path = checked.path
         self._threads = threads or cores()
-        self._weights = _map_weights(checked)
+        self._provider = (checked.manifest.get("device") or {}).get("provider", CPU_PROVIDER)
+        if self._provider != CPU_PROVIDER and (wrong := wrong_provider()) is not None:
+            needs, here, remedy = wrong
+            path, target = one_line(str(checked.path)), checked.manifest["target"]
+            raise WrongMachine(path=path, target=target, needs=needs, here=here, remedy=remedy)
+        self._weights = _map_weights(checked) if self._provider == CPU_PROVIDER else {}
         self._values = {
             name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._weights.items()
         }
@@ -64,11 +77,13 @@ class OrtEngine:
 
     def _open(self, name: str, unit: dict[str, Any]) -> tuple[ort.InferenceSession, list[str]]:
         options = self._options(name)
-        for weight in unit["weights"]:
+        for weight in unit["weights"] if self._values else ():
             options.add_initializer(weight, self._values[weight])
         try:
             session = ort.InferenceSession(
-                str(self._path / unit["file"]), options, providers=["CPUExecutionProvider"]
+                str(self._path / unit["file"]),
+                options,
+                providers=list(dict.fromkeys((self._provider, CPU_PROVIDER))),
             )
         except Exception as error:
             reason = " ".join(str(error).split())[:300]

@@ -88,10 +88,23 @@ class _Slot:
         self.turn += 1
 
 
+class Holder(Protocol):
+    """What a state on the device needs of its engine."""
+
+    @property
+    def device(self) -> Any: ...
+
+    def state_layout(self, context: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """dtype and shape of each state array with room for `context` rows."""
+
+    def rows(self, array: Any, start: int, count: int) -> Any:
+        """Rows of axis 1 of a contiguous array."""
+
+
 class ProgramState(State):
     """The state of one sequence on the device."""
 
-    def __init__(self, engine: ProgramEngine, sizes: Sizes, context: int) -> None:
+    def __init__(self, engine: Holder, sizes: Sizes, context: int) -> None:
         self.engine, self.sizes, self.context, self.length = engine, sizes, context, 0
         self.arrays: dict[str, Any] = {}
         for name, (dtype, shape) in engine.state_layout(context).items():
@@ -119,7 +132,8 @@ class ProgramState(State):
             if name[0] in "kv":
                 made = self.engine.rows(made, 0, rows)
                 array = self.engine.rows(array, self.length, rows)
-            device.copy(made, array)
+            if made is not array:  # an engine may have updated the state in place
+                device.copy(made, array)
         self._advance_length(self.length + rows)
 
     def _advance_length(self, length: int) -> None:

@@ -47,7 +47,7 @@ def _open(checked: Checked) -> ProgramEngine:
     described = _read(checked, "plans.json")
     plans = {key: Plan.from_json(value) for key, value in described.items()}
     device = CudaDevice(_modules(checked.path, kernels["kernels"]), _keys(plans, described))
-    return ProgramEngine(programs, plans, _upload(checked, device), device)
+    return ProgramEngine(programs, plans, upload(checked, device), device)
 
 
 def _read(checked: Checked, name: str) -> Any:
@@ -92,7 +92,7 @@ def _keys(plans: Mapping[str, Plan], described: Mapping[str, Any]) -> Callable[[
     return lambda launch: found[id(launch)]
 
 
-def _upload(checked: Checked, device: CudaDevice) -> dict[str, CudaArray]:
+def upload(checked: Checked, device: CudaDevice) -> dict[str, CudaArray]:
     """Copies the mapped weights to the device; a weight inside another shares its memory."""
     stored = checked.manifest["weights"]
     largest: dict[tuple[str, int], str] = {}

@@ -26,6 +26,8 @@ class Emitted:
     """Stored tensor -> {file, offset, shape, dtype}."""
     built_with: dict[str, str] = field(default_factory=dict)
     accepts: dict[str, str] = field(default_factory=dict)
+    device: dict[str, Any] = field(default_factory=dict)
+    """What an engine that is built in a second step takes: see targets/trt/build.py."""
     quantisation: dict[str, Any] = field(default_factory=dict)
     """What rounding did to the weights, by group; empty where they are as in the checkpoint."""
     static: dict[str, Any] = field(default_factory=dict)
@@ -51,9 +53,12 @@ class Target:
         """Why a bundle cannot be run, and so not be proved, on this machine; None if it can."""
         return None
 
-    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path, say: Say) -> Emitted:
+    def emit(
+        self, units: Mapping[str, Unit], source: Source, folder: Path, context: int, say: Say
+    ) -> Emitted:  # fmt: skip
         """Lowers the fused Units and writes unit files and weights into `folder`.
 
-        `say` gets a line now and then where that takes long.
+        context: most rows a sequence may reach. `say` gets a line now and then where that takes
+        long.
         """
         raise NotImplementedError

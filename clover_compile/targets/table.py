@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clover_compile.errors import PlannedTarget, UnknownTarget, WrongDtype
+from clover_compile.errors import UnknownTarget, WrongDtype
 from clover_compile.options import TARGETS_OWN
 
 if TYPE_CHECKING:
@@ -53,6 +53,20 @@ def _triton(gpu: str, runs_on: str, *more: str) -> Row:
     )
 
 
+_PLUGIN = ("torch", "onnx", "triton", "kernel_lens")
+
+
+def _trt(gpu: str, runs_on: str) -> Row:
+    return Row(
+        f"clover_compile.targets.trt.build:TensorRtTarget:{gpu}",
+        "ONNX with plugin nodes, the plugin and its source; `finish` builds the engines",
+        f"{runs_on}, with TensorRT 11",
+        _PLUGIN,
+        ("bf16",),
+        "clover_compile.targets.trt.plan:estimate",
+    )
+
+
 TARGETS: dict[str, Row] = {
     "ort-cpu": Row(
         "clover_compile.targets.ort_cpu.build:OrtCpu",
@@ -61,6 +75,26 @@ TARGETS: dict[str, Row] = {
         ("torch", "onnx", "onnxscript", "onnxruntime"),
         ("fp32",),
         "clover_compile.targets.ort_cpu.plan:estimate",
+    ),
+    "ort-cuda": Row(
+        "clover_compile.targets.ort_cuda.build:OrtCuda",
+        "ONNX and one weight store for ONNX Runtime's CUDA provider, bf16 or fp16",
+        "NVIDIA GPUs, with onnxruntime-gpu",
+        ("torch", "onnx"),
+        ("bf16", "fp16"),
+        "clover_compile.targets.triton.plan:estimate",
+    ),
+    "trt-h100": _trt("h100", "NVIDIA H100 (9.0)"),
+    "trt-h200": _trt("h200", "NVIDIA H200 (9.0)"),
+    "trt-b200": _trt("b200", "NVIDIA B200 (10.0)"),
+    "trt-l40s": _trt("l40s", "NVIDIA L40S (8.9)"),
+    "trt-rtx": Row(
+        "clover_compile.targets.trt.build:TensorRtRtxTarget:86:89:120",
+        "finished TensorRT-RTX engines with the same plugin; built without a GPU",
+        "NVIDIA RTX cards of compute capability 8.6, 8.9 and 12.0, with tensorrt-rtx",
+        (*_PLUGIN, "tensorrt_rtx"),
+        ("bf16",),
+        "clover_compile.targets.trt.plan:estimate",
     ),
     "triton-a100": _triton("a100", "NVIDIA A100 (8.0)"),
     "triton-rtx3090": _triton("rtx3090", "NVIDIA RTX 3090 (8.6)"),
@@ -73,16 +107,8 @@ TARGETS: dict[str, Row] = {
 }
 
 
-PLANNED = (
-    "ort-cuda", "trt-h100", "trt-h200", "trt-b200", "trt-l40s", "trt-rtx",
-)  # fmt: skip
-"""Targets that are designed but not in this version."""
-
-
 def known(name: str) -> Row:
-    """The row of a target; raises PlannedTarget or UnknownTarget with the known ones."""
-    if name in PLANNED:
-        raise PlannedTarget(name=name, known=", ".join(TARGETS))
+    """The row of a target; raises UnknownTarget with the known ones."""
     if name not in TARGETS:
         raise UnknownTarget(name=name, known=", ".join(TARGETS))
     return TARGETS[name]

@@ -55,7 +55,7 @@ def test_columns_in_several_tiles(levels: int | None) -> None:
     args = sized(sizes)
     args[0][0, 1, 4099] = args[0][0, 2, 2048] = 90.0
     # In row 1 the id drafted before it, alone in its tile, loses to this one by its penalty.
-    args[0][0, 1, 5] = 80.0
+    args[0][0, 1, 1000] = 80.0
     args[5][0] = torch.tensor([4099, 2047, 2048])
     check_pick(args)
 

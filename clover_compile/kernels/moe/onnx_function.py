@@ -19,6 +19,9 @@ _PARAMETERS = (
     "x", "router", "shared_gate", "gate_up", "down", "shared_gate_up", "shared_down",
 )  # fmt: skip
 
+FLOAT = 1
+"""ONNX's number of fp32."""
+
 _UNROUTED = -1e30
 """Logit of an expert a row does not use; its exponential is 0."""
 
@@ -80,8 +83,9 @@ def _coreset(experts: int, top_k: int, top_p: float) -> str:
         kept = ReduceSum <keepdims = 0> (keep_count, last_axis)"""
 
 
-def _route(experts: int, top_k: int) -> str:
+def _route(experts: int, top_k: int, element: int) -> str:
     """logits [N, E] whose softmax over the top-k is the row's weights; ties are decided here."""
+    made = "logits" if element == FLOAT else "logits_wide"
     return f"""
         k = {ints(top_k)}
         chosen_logit, chosen = TopK <axis = -1> (inside, k)
@@ -90,7 +94,13 @@ def _route(experts: int, top_k: int) -> str:
         logits_none = Expand(unrouted, router_shape)
         logits_rows = ScatterElements <axis = -1> (logits_none, chosen, chosen_logit)
         logits_shape = {ints(-1, experts)}
-        logits = Reshape(logits_rows, logits_shape)"""
+        {made} = Reshape(logits_rows, logits_shape)
+        {_cast("logits_wide", "logits", element)}"""
+
+
+def _cast(source: str, target: str, element: int) -> str:
+    """Router and gate stay fp32; what meets rows of another type is cast to it."""
+    return "" if element == FLOAT else f"{target} = Cast <to = {element}> ({source})"
 
 
 def _experts(top_k: int) -> str:
@@ -100,7 +110,8 @@ def _experts(top_k: int) -> str:
             (x, logits, gate_up, , down)"""
 
 
-def _shared(width: int) -> str:
+def _shared(width: int, element: int) -> str:
+    opened = "shared_open" if element == FLOAT else "shared_open_wide"
     return f"""
         shared_both = com.microsoft.FusedMatMul <transB = 1> (x, shared_gate_up)
         shared_sizes = {ints(width, width)}
@@ -108,20 +119,26 @@ def _shared(width: int) -> str:
         shared_act = com.microsoft.QuickGelu <alpha = 1.0> (shared_g)
         shared_mid = Mul(shared_act, shared_up)
         shared_out = com.microsoft.FusedMatMul <transB = 1> (shared_mid, shared_down)
-        shared_open = Sigmoid(shared_gate)
+        {opened} = Sigmoid(shared_gate)
+        {_cast("shared_open_wide", "shared_open", element)}
         shared = Mul(shared_out, shared_open)"""
 
 
-def function(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> OnnxFunction:
-    """Moe, or CoresetMoe where the block's rows share a coreset."""
+def function(
+    inputs: Mapping[str, Shape], constants: Mapping[str, Any], element: int = FLOAT
+) -> OnnxFunction:
+    """Moe, or CoresetMoe where the block's rows share a coreset.
+
+    element: ONNX's number of the type of rows and weights; router and shared_gate are fp32.
+    """
     experts, width = fixed(inputs["gate_up"][0], inputs["shared_down"][1])
     top_k, block = constants["top_k"], constants["block"]
     inside = _coreset(experts, top_k, constants["top_p"]) if block else _whole(experts)
     body = f"""
         {inside}
-        {_route(experts, top_k)}
+        {_route(experts, top_k, element)}
         {_experts(top_k)}
-        {_shared(width)}
+        {_shared(width, element)}
         y = Add(routed, shared)"""
     return build(
         "CoresetMoe" if block else "Moe", _PARAMETERS, ("y", "kept"), body,

@@ -32,7 +32,7 @@ SPEC = FusedOp(
     rotary,
     ("cos", "sin"),
     cases,
-    onnx=None,
+    onnx="clover_compile.kernels.rotary.onnx_function:function",
     plan="clover_compile.kernels.rotary.plan:plan",
     symbols=by_row("ids"),
     wide=frozenset({"turns"}),

@@ -27,14 +27,17 @@ class OrtCpu(Target):
     engine: ClassVar[str] = "ort"
     requirements: ClassVar[tuple[str, ...]] = ("onnxruntime",)
 
-    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path, say: Say) -> Emitted:
+    def emit(
+        self, units: Mapping[str, Unit], source: Source, folder: Path, context: int, say: Say
+    ) -> Emitted:  # fmt: skip
         """Writes <unit>.onnx for each Unit and the weight store."""
         lowered = {name: lower(unit) for name, unit in units.items()}
         expressions = {w.name: w for unit in units.values() for w in unit.weights.values()}
         wanted = {stored.name: stored for one in lowered.values() for stored in one.weights}
         (folder / WEIGHTS).parent.mkdir()
         weights = write_weights(
-            folder / WEIGHTS, [_stored(s, expressions[s.weight], source) for s in wanted.values()]
+            folder / WEIGHTS,
+            [stored_weight(s, expressions[s.weight], source) for s in wanted.values()],
         )
         placement = {
             stored.name: (
@@ -56,7 +59,8 @@ class OrtCpu(Target):
         )
 
 
-def _stored(stored: StoredWeight, weight: Weight, source: Source) -> Stored:
+def stored_weight(stored: StoredWeight, weight: Weight, source: Source) -> Stored:
+    """A weight for the store, in the layout its file wants."""
     return Stored(
         stored.name,
         stored.shape,

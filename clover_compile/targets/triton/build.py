@@ -52,7 +52,9 @@ class TritonTarget(Target):
         capability = self.gpu.capability
         return GpuNeeds(self.name, capability, driver(capability), weights=0).reason()
 
-    def emit(self, units: Mapping[str, Unit], source: Source, folder: Path, say: Say) -> Emitted:
+    def emit(
+        self, units: Mapping[str, Unit], source: Source, folder: Path, context: int, say: Say
+    ) -> Emitted:  # fmt: skip
         """Writes <unit>.json, plans.json, kernels and the weight store."""
         lowered: dict[str, Lowered] = {}
         for name in (n for n in ORDER if n in units):

@@ -14,6 +14,9 @@ from clover_compile.targets.triton.angles import args_of
 from clover_compile.unit import Unit, Weight
 
 _linear = torch.ops.aten.linear.default
+ROUTING = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
+"""Weights that choose: they stay as they are."""
+
 EXPERTS = (3, 4, 5, 6)
 """Arguments of moe that are weights: routed and shared experts."""
 
@@ -47,10 +50,7 @@ class Quantise(Pass):
 
 
 def _uses(unit: Unit) -> list[tuple[fx.Node, int]]:
-    """Products and experts, and which argument of each is a weight as stored.
-
-    A product whose weight is widened first is the router's: it stays.
-    """
+    """Products and experts, and which argument of each is a weight to quantise."""
     found = []
     for node in unit.graph.nodes:
         indices: tuple[int, ...] = (1,) if node.target is _linear else ()
@@ -58,7 +58,8 @@ def _uses(unit: Unit) -> list[tuple[fx.Node, int]]:
             indices = EXPERTS
         for index in indices:
             matrix = args_of(node)[index]
-            if matrix.name in unit.weights:
+            weight = unit.weights.get(matrix.name)
+            if weight is not None and not any(leaf.endswith(ROUTING) for leaf in weight.leaves):
                 found.append((node, index))
     return found
 

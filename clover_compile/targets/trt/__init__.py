@@ -1,0 +1,1 @@
+"""TensorRT and TensorRT-RTX: ONNX whose fused ops are nodes of one plugin."""
