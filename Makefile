@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
        $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test test-all lint kernels mutants gpu-check clean
+.PHONY: help setup browser demo bench test test-all lint kernels mutants gpu-check clean
 
 help:
 	@echo "make demo      compile the bundled checkpoint, answer its 20 messages, compare"
@@ -24,6 +24,7 @@ help:
 	@echo "make mutants   break the kernels piece by piece: do their tests notice? (hours)"
 	@echo "make gpu-check every kernel on the GPU that is here (needs torch and triton alone)"
 	@echo "make setup     the virtual environment alone (.venv)"
+	@echo "make browser   Chromium for the tests of pages, if none is there (Debian, as root)"
 	@echo "make clean     remove .venv and caches"
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON)  JOBS=$(JOBS)  BENCH=<options of python -m bench>"
@@ -39,6 +40,12 @@ setup: .venv/.ready
 	$(PIP) torch
 	$(PIP) -e .[dev]
 	@touch $@
+
+# Not part of `test`: installing needs root and a network. Without one, tests of pages are skipped.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable chrome; do \
+	  command -v $$name && exit; done; apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
 
 demo: setup
 	$(BIN)/python -m clover_compile.demo

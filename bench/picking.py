@@ -10,13 +10,12 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from bench.floor import clock_for, seconds
-from bench.speed import spread
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.kernels.pick.spec import NEUTRAL, PENALTIES
 from clover_compile.model.clover import Clover
 from clover_compile.passes.base import run_passes
 from clover_compile.passes.pipeline import PIPELINE
+from clover_compile.profiling.rounds import clock_for, seconds, spread
 from clover_compile.runtime.engine import Arrays
 from clover_compile.targets.ort_cpu.lowering import attach, lower
 from clover_compile.unit import trace_unit

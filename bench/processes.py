@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.speed import spread
+from clover_compile.profiling.rounds import spread
 
 CHILD = Path(__file__).with_name("child.py")
 

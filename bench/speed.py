@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.eager import FORMS, Rival
-from bench.floor import Clock, Machine, Work, clock_for, seconds, work
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.model.config import ModelConfig
 from clover_compile.model.load import load_model
+from clover_compile.profiling.floor import Machine, Work, work
+from clover_compile.profiling.rival import FORMS, Rival
+from clover_compile.profiling.rounds import Clock, clock_for, spread, take_turns
 from clover_compile.runtime.engine import Arrays
 from clover_compile.runtime.manifest import read_bundle
 from clover_compile.runtime.ort_engine import OrtEngine
@@ -115,7 +116,7 @@ def _plan(
             if not np.allclose(got, want.numpy(), rtol=0, atol=ERROR * largest):
                 raise ValueError(f"{call.name}: the bundle and {form} eager differ")
     need = work(
-        c, shapes, preview=call.unit == "preview", rows=call.rows, prefix=state.length,
+        c, shapes, unit=call.unit, rows=call.rows, prefix=state.length,
         keep=call.keep, routers=rival.routers(call.unit, given),
     )  # fmt: skip
     return runs, need
@@ -126,23 +127,13 @@ def _rounds(
 ) -> list[dict[str, float]]:
     """Seconds of every engine and of the floor, one entry a round, engines taking turns."""
     found = []
-    names = list(runs)
     for turn in range(rounds):
-        took = {}
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            runs[name]()
-            took[name] = min(seconds(runs[name], clock) for _ in range(3))
+        took = take_turns(runs, turn, clock)
         rates = machine.rates(need.bytes)
         took["floor"] = rates.seconds(need)
         took["bandwidth"], took["product"] = rates.bandwidth, rates.product
         found.append(took)
     return found
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile and the least of some values."""
-    low, middle, high = np.percentile(values, (10, 50, 90)).tolist()
-    return {"median": middle, "p10": low, "p90": high, "min": min(values)}
 
 
 def _figures(rounds: list[dict[str, float]], need: Work) -> dict[str, Any]:

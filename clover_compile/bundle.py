@@ -124,8 +124,10 @@ def _sweep(output: Path) -> None:
     for left in output.parent.glob(f".{name}.building-*"):
         if _is_abandoned(left):
             shutil.rmtree(left, ignore_errors=True)
-    # Of a build, and of a `verify` of a bundle that stood here.
-    for pattern in (f"..{name}.building-*.verdict-*", f".{name}.verdict-*"):
+    # Of a build, and of a `verify` or `profile` of a bundle that stood here.
+    for pattern in (
+        f"..{name}.building-*.verdict-*", f".{name}.verdict-*", f".{name}.costs-*"
+    ):  # fmt: skip
         for left in output.parent.glob(pattern):
             if _is_abandoned(left):
                 left.unlink(missing_ok=True)

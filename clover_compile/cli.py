@@ -1,4 +1,4 @@
-"""The command line: build, run, verify, finish, inspect, targets, models."""
+"""The command line: build, run, verify, finish, profile, inspect, targets, models."""
 
 from __future__ import annotations
 
@@ -109,6 +109,7 @@ def main() -> None:
     clover-compile build -o demo.clover      compile the bundled demonstration model
     clover-compile run demo.clover -p TEXT   ask it something
     clover-compile inspect demo.clover       what is inside, what was proved
+    clover-compile profile demo.clover       where its time goes, which way to decode wins
     """
 
 
@@ -281,6 +282,78 @@ def finish(path: Path, output: Path, allow_native: bool, as_json: bool) -> int:
 
         result |= reprove(output, None, streams.say, allow_native)
     click.echo(json.dumps(result) if as_json else f"{output}: {_outcome(result)}")
+    return 0
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--model", cls=Once, help="The checkpoint it was built from, unless bundled.")
+@click.option("--against", cls=Once, help="Another bundle of the model, or `eager`.")
+@click.option(
+    "--messages",
+    cls=Once,
+    type=click.Path(path_type=Path),
+    help='What to ask: a JSON object a line, {"prompt": TEXT, "answer": TEXT}.  '
+    "[default: the bundled model's own]",
+)
+@click.option(
+    "--answers",
+    cls=Once,
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="How many of the messages to ask.",
+)
+@click.option(
+    "--max-new-tokens",
+    cls=Once,
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Most tokens of an answer.",
+)
+@click.option(
+    "--rounds",
+    cls=Once,
+    type=click.IntRange(2),
+    default=9,
+    show_default=True,
+    help="How often everything is measured, by turns.",
+)
+@click.option("--threads", cls=Once, type=click.IntRange(1), help="[default: all cores]")
+@click.option(
+    "-o",
+    "output",
+    cls=Once,
+    type=click.Path(path_type=Path),
+    help="Folder for report.html, report.json and receipt.json.",
+)
+@click.option("--allow-native", is_flag=True, help="Let the bundle load its own shared libraries.")
+@JSON
+@DEBUG
+def profile(
+    path: Path, model: str | None, against: str | None, messages: Path | None, answers: int,
+    max_new_tokens: int, rounds: int, threads: int | None, output: Path | None,
+    allow_native: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Measures a bundle on this machine: every Unit and op, and every way to decode.
+
+    What each Unit costs is written into the bundle's costs.json, which `run --decode auto` chooses
+    by. The times are this machine's: profile where the bundle will run, while nothing else does. A
+    bundle that cannot run here is modelled from its own programs instead, and marked so.
+    """
+    from clover_compile.profiling.options import ProfileOptions
+    from clover_compile.profiling.run import profile as measure
+    from clover_compile.profiling.text import render
+
+    options = ProfileOptions(
+        path, model, against, messages, answers, max_new_tokens, rounds, threads, output,
+        allow_native,
+    )  # fmt: skip
+    found = measure(options, streams.say)
+    click.echo(json.dumps(found) if as_json else render(found))
+    if output is not None:
+        streams.say(f"{output}: report.html, report.json, receipt.json")
     return 0
 
 

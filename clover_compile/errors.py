@@ -12,8 +12,8 @@ __all__ = [
     "Faults",
     "InputError",
     "KernelsOverBudget",
-    "LocateNeedsModel",
     "ModelOverflows",
+    "NeedsCheckpoint",
     "NoModel",
     "NoProbes",
     "NotClover",
@@ -199,12 +199,12 @@ class ModelOverflows(InputError):
     )
 
 
-class LocateNeedsModel(InputError):
-    """`--locate` runs the eager model, and a bundle holds none. The bundled checkpoints are tried;
-    this bundle was built from another one, so name its folder.
+class NeedsCheckpoint(InputError):
+    """`verify --locate` and `profile --against eager` run the eager model, and a bundle holds none.
+    The bundled checkpoints are tried; this bundle was built from another one, so name its folder.
     """
 
-    template = "{path}: --locate runs the eager model of {name}, which is not bundled; give --model"
+    template = "{path}: this runs the eager model of {name}, which is not bundled; give --model"
 
 
 class NoProbes(InputError):
@@ -224,4 +224,33 @@ class OtherModel(InputError):
     template = (
         "{model}: not the checkpoint this bundle was built from (other hashes: {files}); "
         "give that one, or leave --model out"
+    )
+
+
+class NeedsThisModel(InputError):
+    """Speeds are compared between bundles of one model: the same sizes and the same settings. Give
+    a bundle that was built from the same checkpoint, for another target or in another dtype.
+    """
+
+    template = (
+        "{path}: of another model than the bundle that is profiled; give --against one of the same"
+    )
+
+
+class CannotModel(InputError):
+    """The bundle can neither run on this machine nor be modelled from what it holds: only Triton
+    bundles say what each launch moves. Profile it where it runs.
+    """
+
+    template = "{path}: cannot be profiled here ({reason}); profile it where it can run"
+
+
+class BadMessages(InputError):
+    """The messages to profile with cannot be read. Each line of the file is a JSON object with a
+    `prompt`, a text or a list of messages with role and content, and perhaps the `answer` expected.
+    """
+
+    template = (
+        '--messages {path}: {reason}; give a file of lines such as {{"prompt": "Hello", '
+        '"answer": "Hi"}}'
     )

@@ -9,9 +9,12 @@ from clover_compile.runtime.manifest import read_bundle
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Manifest and verdict of a bundle in one object; refuses a damaged bundle as `run` does."""
+    """Manifest, verdict and costs of a bundle; refuses a damaged bundle as `run` does."""
     checked = read_bundle(path)
-    return {"id": checked.identity, "manifest": checked.manifest, "verdict": checked.verdict}
+    return {
+        "id": checked.identity, "manifest": checked.manifest, "verdict": checked.verdict,
+        "costs": checked.costs and checked.costs.to_json(),
+    }  # fmt: skip
 
 
 def render(found: dict[str, Any]) -> str:
@@ -47,7 +50,9 @@ def render(found: dict[str, Any]) -> str:
         lines.append(f"    {group:<22} {row['tensors']:>5} tensors  {row['bytes'] / 1e6:>10.1f} MB")
     built = ", ".join(f"{name} {number}" for name, number in m["built_with"].items())
     accepts = ", ".join(f"{name} {span}" for name, span in m["accepts"].items())
-    lines += [f"built with {built}", f"accepts    {accepts}"]
+    costs = found["costs"]
+    told = f"{costs['kind']}, for --decode auto" if costs else "none; `clover-compile profile` adds"
+    lines += [f"built with {built}", f"accepts    {accepts}", f"costs      {told}"]
     if m["unknown_keys"]:
         lines.append(f"ignored configuration keys: {', '.join(m['unknown_keys'])}")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from clover_compile import locate, models, prove
 from clover_compile.build import DTYPES
 from clover_compile.checkpoint import Checkpoint
-from clover_compile.errors import LocateNeedsModel, NoProbes, OtherModel
+from clover_compile.errors import NeedsCheckpoint, NoProbes, OtherModel
 from clover_compile.model.load import load_model
 from clover_compile.runtime import sealing
 from clover_compile.runtime.bundle import load
@@ -40,7 +40,7 @@ def reprove(
     manifest = loaded.manifest
     truth = None
     if model is not None:
-        checkpoint = _checkpoint(manifest, model)
+        checkpoint = named_checkpoint(manifest, model)
         eager = load_model(checkpoint.config, checkpoint.tensor, DTYPES[manifest["dtype"]])
         truth = prove.Truth(eager, checkpoint, loaded.context).arrays()
     verdict = prove.prove(loaded, manifest["dtype"], say, truth)
@@ -54,10 +54,10 @@ def find_nan(
     """Where the eager model of a bundle first gives NaN or Inf; None if it stays finite.
 
     Generates by every way to decode from `prompt`, one user message, or from the probes. Writes
-    nothing. Raises OtherModel, LocateNeedsModel, or Faults for a prompt that is not usable.
+    nothing. Raises OtherModel, NeedsCheckpoint, or Faults for a prompt that is not usable.
     """
     manifest = read_bundle(path).manifest
-    checkpoint = _checkpoint(manifest, model) if model else _bundled(path, manifest)
+    checkpoint = named_checkpoint(manifest, model) if model else bundled_checkpoint(path, manifest)
     say(f"looking for NaN and Inf in {spell(str(checkpoint.folder))}")
     eager = load_model(checkpoint.config, checkpoint.tensor, DTYPES[manifest["dtype"]])
     context = manifest["context"]
@@ -71,7 +71,7 @@ def find_nan(
     return locate.find(eager, checkpoint, context, prompts)
 
 
-def _checkpoint(manifest: dict[str, Any], model: str) -> Checkpoint:
+def named_checkpoint(manifest: dict[str, Any], model: str) -> Checkpoint:
     """The checkpoint `model`, which must be the one of the manifest."""
     checkpoint = Checkpoint.open(models.find(model))
     if differing := _differing(manifest, checkpoint):
@@ -79,13 +79,14 @@ def _checkpoint(manifest: dict[str, Any], model: str) -> Checkpoint:
     return checkpoint
 
 
-def _bundled(path: Path, manifest: dict[str, Any]) -> Checkpoint:
+def bundled_checkpoint(path: Path, manifest: dict[str, Any]) -> Checkpoint:
+    """The bundled checkpoint a bundle was built from; raises NeedsCheckpoint if there is none."""
     for folder in models.bundled().values():
         checkpoint = Checkpoint.open(folder)
         if not _differing(manifest, checkpoint):
             return checkpoint
     name = spell(str(manifest["model"].get("name", "a checkpoint")))
-    raise LocateNeedsModel(path=spell(str(path)), name=name)
+    raise NeedsCheckpoint(path=spell(str(path)), name=name)
 
 
 def _differing(manifest: dict[str, Any], checkpoint: Checkpoint) -> list[str]:

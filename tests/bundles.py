@@ -76,6 +76,15 @@ def write_manifest(folder: Path, data: bytes) -> None:
     sign(folder, "verdict.json", {"bundle": identity, "outcome": "passed", "reason": ""})
 
 
+def costs(**changes: Any) -> dict[str, Any]:
+    """What a costs.json holds beside the id of its bundle."""
+    line = [[1, 0.25], [32, 1.5]]
+    units = dict.fromkeys(("commit", "verify", "replay", "preview", "pick"), line)
+    chances = {"exact": [0.5, 0.25], "release": [0.5]}
+    outlook = {**chances, "rows_per_pass": 2.5, "tokens_per_block": 20}
+    return {"kind": "measured", "costs": units, "head": 0.75, "outlook": outlook, **changes}
+
+
 def sign(folder: Path, name: str, content: dict[str, Any]) -> None:
     """Writes verdict.json or costs.json with the hash of its own content."""
     digest = hashlib.sha256(canonical_json(content)).hexdigest()

@@ -13,8 +13,6 @@ import torch
 
 from bench import __main__ as command
 from bench import picking, speed, synthetic
-from bench.eager import dense_moe
-from bench.floor import experts_used, work
 from bench.table import table
 from clover_compile import models
 from clover_compile.build import build
@@ -22,6 +20,8 @@ from clover_compile.checkpoint import Checkpoint
 from clover_compile.kernels.moe.reference import moe
 from clover_compile.kernels.moe.spec import SPEC
 from clover_compile.options import BuildOptions
+from clover_compile.profiling.floor import experts_used, work
+from clover_compile.profiling.rival import dense_moe
 from tests import oracle
 from tests.built import demonstration
 
@@ -72,7 +72,7 @@ def test_experts_hold_most_of_a_large_checkpoint(size: str) -> None:
 def test_the_work_counts_every_byte_once(checkpoint: Checkpoint) -> None:
     c, shapes = checkpoint.config, {n: checkpoint.shape(n) for n in checkpoint.names}
     every = [30 * np.eye(c.num_experts)] * c.num_hidden_layers
-    need = work(c, shapes, preview=True, rows=8, prefix=0, keep=8, routers=every)
+    need = work(c, shapes, unit="preview", rows=8, prefix=0, keep=8, routers=every)
     # Each row is sure of another expert: even the last lies within the coreset's mass, 7/8 < 0.9.
     left = [s for n, s in shapes.items() if "embed_tokens" in n or "in_proj_b" in n]
     state = c.linear_num_value_heads * c.linear_key_head_dim * c.linear_value_head_dim
@@ -85,8 +85,8 @@ def test_the_work_counts_every_byte_once(checkpoint: Checkpoint) -> None:
 def test_one_row_reads_its_own_experts(checkpoint: Checkpoint) -> None:
     c, shapes = checkpoint.config, {n: checkpoint.shape(n) for n in checkpoint.names}
     one = [np.random.default_rng(0).random((1, c.num_experts))] * c.num_hidden_layers
-    few = work(c, shapes, preview=False, rows=1, prefix=9, keep=1, routers=one)
-    none = work(c, shapes, preview=False, rows=1, prefix=9, keep=0, routers=one)
+    few = work(c, shapes, unit="commit", rows=1, prefix=9, keep=1, routers=one)
+    none = work(c, shapes, unit="commit", rows=1, prefix=9, keep=0, routers=one)
     assert few.experts == c.num_experts_per_tok
     assert few.bytes - none.bytes == 4 * (c.vocab_size * c.hidden_size + c.vocab_size)
     assert few.flop - none.flop == 2 * c.vocab_size * c.hidden_size

@@ -15,7 +15,7 @@ from clover_compile.runtime import Session, manifest
 from clover_compile.runtime import bundle as opening
 from clover_compile.runtime.errors import BadBundle, NoBundle
 from tests import built
-from tests.bundles import edit, identity, sign
+from tests.bundles import costs, edit, identity, sign
 from tests.checkpoints import is_one_line
 from tests.command import clover_compile
 
@@ -45,7 +45,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the demonstration bundle, with costs; tests leave it as they found it."""
     folder = tmp_path_factory.mktemp("sound") / "x.clover"
     shutil.copytree(built.demonstration(), folder)
-    sign(folder, "costs.json", {"bundle": identity(folder), "preview": 11.5, "commit": 1.9})
+    sign(folder, "costs.json", costs(bundle=identity(folder)))
     manifest.read_bundle(folder)
     return folder
 
@@ -58,7 +58,7 @@ def other(sound: Path) -> Path:
         with path.open("ab") as stream:
             stream.write(b" ")
     edit(folder, accepts=json.loads((sound / "manifest.json").read_text())["accepts"])
-    sign(folder, "costs.json", {"bundle": identity(folder), "preview": 11.5, "commit": 1.9})
+    sign(folder, "costs.json", costs(bundle=identity(folder)))
     manifest.read_bundle(folder)
     return folder
 

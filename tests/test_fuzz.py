@@ -19,6 +19,7 @@ from clover_compile import models
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.checkpoint_layout import expected_shapes
 from clover_compile.model.config import GenerationConfig, ModelConfig
+from clover_compile.profiling.messages import read as read_messages
 from clover_compile.runtime import session as session_module
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.chat import Text
@@ -28,7 +29,7 @@ from clover_compile.runtime.main import main
 from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.session import Session
 from clover_compile.safetensors_header import read_header
-from tests.bundles import edit, make_bundle, sign, write_manifest
+from tests.bundles import costs, edit, identity, make_bundle, sign, write_manifest
 from tests.checkpoints import make_tiny
 from tests.fuzzing import Hang, fuzz, limits
 from tests.test_chat import QWEN
@@ -200,7 +201,8 @@ class Bundle:
         self.files = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
     def restore(self) -> None:
-        """Every file as it was."""
+        """Every file as it was, and no costs."""
+        (self.folder / "costs.json").unlink(missing_ok=True)
         for path, data in self.files.items():
             path.write_bytes(data)
 
@@ -232,9 +234,13 @@ def _bytes(bundle: Bundle, case: tuple[int, list[tuple[int, int]], bool]) -> Non
 def _texts(bundle: Bundle, case: tuple[str, list[tuple[int, Any]]]) -> None:
     name, changes = case
     path = bundle.folder / name
-    changed = _replaced(json.loads(bundle.files[path]), changes)
+    if name == "costs.json":
+        content = costs(bundle=identity(bundle.folder))
+    else:
+        content = json.loads(bundle.files[path])
+    changed = _replaced(content, changes)
     try:
-        if name == "verdict.json":
+        if name in ("verdict.json", "costs.json"):
             sign(bundle.folder, name, changed)
         else:
             path.write_text(json.dumps(changed))
@@ -312,6 +318,12 @@ def _messages_file(path: Path, content: Any) -> None:
     _command("--messages", str(path))
 
 
+def _workload_file(path: Path, lines: Any) -> None:
+    data = lines if isinstance(lines, bytes) else "\n".join(map(json.dumps, lines)).encode()
+    path.write_bytes(data)
+    read_messages(path, 3)
+
+
 PIECES = st.sampled_from(
     ["{{ m.content }}", "{{ bos_token }}", "{{ messages }}", "{{ tools | tojson }}", "{% endif %}",
      "{% for m in messages %}", "{% endfor %}", "{% if x %}", "{{ x.y.z }}", "{{ 1 // 0 }}",
@@ -351,8 +363,8 @@ CASES: dict[str, Case] = {
         60, st.tuples(st.integers(0, 99), PLACES, st.booleans()), _bytes, "bundle",
     ),
     "bundle texts": (
-        60, st.tuples(st.sampled_from(("generation.json", "verdict.json")), CHANGES), _texts,
-        "bundle",
+        80, st.tuples(st.sampled_from(("generation.json", "verdict.json", "costs.json")), CHANGES),
+        _texts, "bundle",
     ),
     "tokenizer": (30, CHANGES, _tokenizer, "path"),
     "prompt": (
@@ -364,6 +376,12 @@ CASES: dict[str, Case] = {
     ),
     "messages file": (
         60, MESSAGES | JSON_VALUES | st.binary(max_size=60), _messages_file, "path",
+    ),
+    "workload file": (
+        60,
+        st.lists(st.fixed_dictionaries({"prompt": TEXTS | MESSAGES}) | JSON_VALUES, max_size=3)
+        | st.binary(max_size=60),
+        _workload_file, "path",
     ),
     "prompt ids": (
         60, TEXTS | st.text("0123456789,- ", max_size=20),

@@ -19,6 +19,7 @@ from clover_compile.runtime.versions import inside, version_faults
 from tests.bundles import (
     CONFIG,
     RULES,
+    costs,
     edit,
     edit_inside,
     identity,
@@ -368,7 +369,7 @@ def test_a_sound_verdict_counts_while_it_is_renewed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["verdict.json", "costs.json"])
 def test_a_signed_file_is_spelled_in_one_way(tmp_path: Path, name: str) -> None:
     folder = make_bundle(tmp_path / "x.clover")
-    sign(folder, name, {"bundle": identity(folder), "outcome": "passed", "x": 0.1})
+    sign(folder, name, costs(bundle=identity(folder), outcome="passed", x=0.1))
     for old, new in ((b" ", b"  "), (b"0.1", b"0.10"), (b"0.1", b"1e-1"), (b"\n}\n", b"}\n")):
         data = (folder / name).read_bytes()
         assert old in data
@@ -388,7 +389,7 @@ def test_unverified_never_means_failed(tmp_path: Path) -> None:
 
 def test_a_sound_bundle_is_read(tmp_path: Path) -> None:
     folder = make_bundle(tmp_path / "x.clover")
-    sign(folder, "costs.json", {"bundle": identity(folder), "preview": 1.5})
+    sign(folder, "costs.json", costs(bundle=identity(folder)))
     checked = read_bundle(folder)
     assert checked.identity == identity(folder) == bundle_id(folder)
     assert checked.verdict["outcome"] == "passed"

@@ -68,7 +68,7 @@ def _refusal(session: Session, prompt: Any, **options: Any) -> str:
         ),
         ({"accept": "never", **SPECULATE}, 'accept "never" is unknown; choose from release, exact'),
         ({"exact": 1, "decode": "causal"}, "exact must be True or False, not 1"),
-        ({"exact": True}, "exact allows only decode 'causal' and 'self-speculate'"),
+        ({"exact": True}, "exact allows only decode 'causal', 'self-speculate' and 'auto'"),
         ({"thinking": "yes"}, 'thinking must be True or False, not "yes"'),
         ({"thinking": True}, "raw, thinking and tools have no effect on a prompt of ids"),
         ({"raw": True}, "raw, thinking and tools have no effect on a prompt of ids"),

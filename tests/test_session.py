@@ -210,8 +210,8 @@ def test_load_hands_its_switches_to_the_bundle(
     seen: list[Any] = []
 
     class Loaded:
-        engine, sizes, rules, context, text = (
-            session.engine, session.sizes, session.rules, 77, session.text,
+        engine, sizes, rules, context, text, costs = (
+            session.engine, session.sizes, session.rules, 77, session.text, None,
         )  # fmt: skip
 
     def load(path: Any, **switches: Any) -> type[Loaded]:

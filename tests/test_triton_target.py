@@ -29,6 +29,7 @@ from clover_compile.runtime.manifest import read_bundle
 from clover_compile.runtime.program_engine import ProgramEngine
 from clover_compile.runtime.unit_program import UnitProgram
 from clover_compile.targets.table import TARGETS
+from tests.command import clover_compile
 from tests.twin import Twin
 
 CUDA_ELF = 190
@@ -83,6 +84,30 @@ def test_the_manifest_says_what_it_costs(built: Path) -> None:
     assert "compiled, not run" in text and "nothing ran" in text
     assert f"{manifest['static']['kernels']['count']} for compute capability 9.0" in text
     assert manifest["passes"]["verify"]["join-write-gate"] == 6
+
+
+def test_a_profile_is_modelled_and_says_so(built: Path, tmp_path: Path) -> None:
+    copy = _copy(built, tmp_path)
+    done = clover_compile("profile", copy, "-o", tmp_path / "report", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["kind"], found["costs"]["kind"]) == ("modelled", "modelled")
+    static = {row["pass"]: row for row in read_bundle(copy).manifest["static"]["passes"]}
+    assert {row["pass"] for row in found["passes"]} == set(static)
+    for row in found["passes"]:
+        sizes = [sum(op["bytes"][i] for op in row["ops"]) for i in (0, 1)]
+        assert (sizes, row["launches"]) == (
+            static[row["pass"]]["floor_bytes"], static[row["pass"]]["launches"],
+        )  # fmt: skip
+        low, high = static[row["pass"]]["modelled_ms"]
+        assert low <= row["modelled ms"] <= high
+    told = clover_compile("profile", copy).stdout
+    assert "MODELLED, NOT RUN" in told and "compiled, not run" in told
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "Modelled, not run." in page and "Nothing of this ran" in page
+    costs = read_bundle(copy).costs
+    assert costs is not None and costs.kind == "modelled"
+    assert costs.draft(8) > costs.step() > 0
 
 
 def test_nothing_runs_it_here(built: Path) -> None:

@@ -109,7 +109,13 @@ def _add_prompt(made: argparse.ArgumentParser) -> None:
 def _add_decoding(made: argparse.ArgumentParser) -> None:
     group = made.add_argument_group("decoding")
     _option(group, "--max-new-tokens", int, "N", "most tokens of the answer")
-    _option(group, "--decode", str, "WAY", f"{', '.join(WAYS)}, or auto")
+    _option(
+        group,
+        "--decode",
+        str,
+        "WAY",
+        f"{', '.join(WAYS)}; or auto, the cheapest of them by the bundle's costs",
+    )
     _option(
         group, "--accept", str, "RULE", f"{' or '.join(ACCEPT)}: when self-speculate keeps a draft"
     )

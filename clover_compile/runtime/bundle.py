@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from clover_compile.runtime.costs import CostTable
 from clover_compile.runtime.engine import Engine, Sizes
 from clover_compile.runtime.errors import BadBundle, Faults, NotProved
 from clover_compile.runtime.manifest import Checked, read_bundle
@@ -44,18 +45,22 @@ class LoadedBundle:
     context: int
     engine: Engine
     text: Text
+    costs: CostTable | None = None
 
 
 def load(
     path: str | Path, *, unverified: bool = False, allow_native: bool = False,
     recheck: bool = False, unfinished: bool = False, renewing: bool = False,
+    recosting: bool = False,
 ) -> LoadedBundle:  # fmt: skip
     """Checks and opens a bundle.
 
     Raises NoBundle, BadBundle, or NotProved unless the verdict is `passed` or `unverified` is set
-    (a failed bundle is never opened). `recheck`, `unfinished`, `renewing` as for `read_bundle`.
+    (a failed bundle is never opened). The other options as for `read_bundle`.
     """
-    checked = read_bundle(path, recheck=recheck, unfinished=unfinished, renewing=renewing)
+    checked = read_bundle(
+        path, recheck=recheck, unfinished=unfinished, renewing=renewing, recosting=recosting
+    )
     _require_proof(checked, unverified)
     open_engine, native = _engine(checked), checked.manifest["engine"] in NATIVE
     rules, sizes, template = _rules(checked), _sizes(checked), _template(checked)
@@ -65,7 +70,7 @@ def load(
     engine = open_engine(checked, **({"allow_native": allow_native} if native else {}))
     return LoadedBundle(
         checked.path, checked.identity, checked.manifest, checked.verdict,
-        sizes, rules, checked.manifest["context"], engine, text,
+        sizes, rules, checked.manifest["context"], engine, text, checked.costs,
     )  # fmt: skip
 
 

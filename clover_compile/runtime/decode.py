@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,10 @@ RELEASE_RATIO, RELEASE_DELTA = 0.9, 0.6
 """The release's rule takes a draft of probability >= min(ratio, delta * e^-entropy)."""
 
 
+GoOn = Callable[[int, Array], bool]
+"""Asked with the number of rows a pass fixed and which rows [n] are fixed now."""
+
+
 @dataclass
 class Counts:
     """What a generation did."""
@@ -28,6 +32,8 @@ class Counts:
     commits: int = 0
     rounds: int = 0
     drafts_kept: int = 0
+    choices: dict[str, int] = field(default_factory=dict)
+    """What `auto` chose, and how often."""
 
 
 @dataclass
@@ -89,15 +95,19 @@ def denoise(run: Run, prompt: Sequence[int], block_size: int, threshold: float) 
     """Whole blocks of masks; every pass fixes the rows it is sure of, at least the surest one."""
     commit(run, prompt)
     while len(run.response.ids) < run.budget and not run.stopped:
-        taken = run.emit(_resolve(run, block_size, threshold))
+        taken = run.emit(resolve(run, block_size, threshold))
         run.counts.blocks += 1
         more = len(run.response.ids) < run.budget and not run.stopped
         if more or run.keep_state:
             commit(run, taken)
 
 
-def _resolve(run: Run, block_size: int, threshold: float) -> list[int]:
-    """Previews one block until no row is open; returns its ids."""
+def resolve(run: Run, block_size: int, threshold: float, go_on: GoOn | None = None) -> list[int]:
+    """Previews one block until no row is open; returns its ids.
+
+    `go_on` is asked after every pass; if it says no while a row is open, the block is given up, and
+    only the fixed rows before the first open one are returned, perhaps none.
+    """
     start, mask = len(run.response.ids), run.response.rules.mask_token_id
     ids, is_open, turn = np.full(block_size, mask, np.int64), np.ones(block_size, bool), 0
     while is_open.any():
@@ -111,33 +121,39 @@ def _resolve(run: Run, block_size: int, threshold: float) -> list[int]:
         ids, is_open = np.where(take, chosen["ids"], ids), is_open & ~take
         run.tell(_step("denoise", start, turn, ids, ~is_open, sure))
         turn += 1
+        if go_on is not None and not go_on(int(take.sum()), ~is_open) and is_open.any():
+            return [int(token) for token in ids[: is_open.argmax()]]
     return [int(token) for token in ids]
 
 
 def causal(run: Run, prompt: Sequence[int]) -> None:
     """One token at a time: the autoregressive baseline of the same weights."""
-    logits = commit(run, prompt, keep=1)
-    while True:
-        start = len(run.response.ids)
-        chosen = run.response.pick(run.engine, "commit", logits, start + 1)
-        run.emit(chosen["ids"].tolist())
-        run.tell(_step("causal", start, 0, chosen["ids"], np.ones(1, bool), chosen["confidence"]))
-        done = len(run.response.ids) >= run.budget or run.stopped
-        if done and not run.keep_state:
-            return
-        logits = commit(run, run.response.ids[-1:], keep=0 if done else 1)
-        if done:
-            return
+    rows = list(prompt)
+    while len(run.response.ids) < run.budget and not run.stopped:
+        rows = step(run, rows)
+    if run.keep_state:
+        commit(run, rows)
+
+
+def step(run: Run, rows: Sequence[int]) -> list[int]:
+    """Commits rows, and from their logits emits one token, which it returns in a list."""
+    return emit_next(run, commit(run, rows, keep=1))
+
+
+def emit_next(run: Run, logits: Array) -> list[int]:
+    """Emits the token that causal decoding draws from the last row's logits [1, 1, V]."""
+    start = len(run.response.ids)
+    chosen = run.response.pick(run.engine, "commit", logits, start + 1)
+    taken = run.emit(chosen["ids"].tolist())
+    run.tell(_step("causal", start, 0, chosen["ids"], np.ones(1, bool), chosen["confidence"]))
+    return taken
 
 
 def self_speculate(run: Run, prompt: Sequence[int], width: int, exact: bool) -> None:
     """Drafts from a preview, verified by one causal pass; a rejected draft costs no second pass."""
     if len(prompt) > 1:
         commit(run, prompt[:-1])
-    logits = commit(run, prompt[-1:], keep=1)
-    chosen = run.response.pick(run.engine, "commit", logits, 1)
-    run.emit(chosen["ids"].tolist())
-    run.tell(_step("causal", 0, 0, chosen["ids"], np.ones(1, bool), chosen["confidence"]))
+    step(run, prompt[-1:])
     while len(run.response.ids) < run.budget and not run.stopped:
         _round(run, width, exact)
     if run.keep_state:
@@ -147,28 +163,41 @@ def self_speculate(run: Run, prompt: Sequence[int], width: int, exact: bool) -> 
 def _round(run: Run, width: int, exact: bool) -> None:
     """One round from the pending (last emitted) token; commits pending and the kept drafts."""
     start, pending = len(run.response.ids), run.response.ids[-1]
-    run.counts.rounds += 1
     width = round_width(width, run.budget - start)
-    if width == 1:
-        logits = commit(run, [pending], keep=1)
-        chosen = run.response.pick(run.engine, "commit", logits, start + 1, turn=run.counts.rounds)
-        emitted, sure = run.emit(chosen["ids"].tolist()), chosen["confidence"]
-    else:
-        drafts = _draft(run, pending, width)
-        new = run.engine.run("verify", {"ids": drafts[None], **run.state.feeds()})
-        confirm = np.append(drafts[1:], -1)
-        chosen = run.response.pick(
-            run.engine, "verify", new["logits"], start + 1,
-            draft=confirm, running=exact, turn=run.counts.rounds,
-        )  # fmt: skip
-        kept = _kept(chosen, confirm, exact)
-        run.counts.drafts_kept += kept
-        emitted = run.emit([*drafts[1 : kept + 1].tolist(), int(chosen["ids"][kept])])
-        sure = np.append(chosen["p_draft"][:kept], chosen["confidence"][kept])
-        # Pending and all emitted but the last: that one is the next pending.
-        _settle(run, len(emitted), new)
-    done, turn = np.ones(len(emitted), bool), run.counts.rounds
+    if width > 1:
+        verified(run, pending, width, exact)
+        return
+    run.counts.rounds += 1
+    logits, turn = commit(run, [pending], keep=1), run.counts.rounds
+    chosen = run.response.pick(run.engine, "commit", logits, start + 1, turn=turn)
+    run.emit(chosen["ids"].tolist())
+    run.tell(_step("verify", start, turn, chosen["ids"], np.ones(1, bool), chosen["confidence"]))
+
+
+def verified(run: Run, pending: int, width: int, exact: bool) -> list[int]:
+    """Drafts width - 1 tokens after `pending`, which is not committed yet, and verifies them.
+
+    Emits the drafts that were kept and one token more; returns what was emitted. All of it but the
+    last token is committed then, and so is pending.
+    """
+    start = len(run.response.ids)
+    run.counts.rounds += 1
+    turn = run.counts.rounds
+    drafts = _draft(run, pending, width)
+    new = run.engine.run("verify", {"ids": drafts[None], **run.state.feeds()})
+    confirm = np.append(drafts[1:], -1)
+    chosen = run.response.pick(
+        run.engine, "verify", new["logits"], start + 1, draft=confirm, running=exact, turn=turn
+    )
+    kept = _kept(chosen, confirm, exact)
+    run.counts.drafts_kept += kept
+    emitted = run.emit([*drafts[1 : kept + 1].tolist(), int(chosen["ids"][kept])])
+    sure = np.append(chosen["p_draft"][:kept], chosen["confidence"][kept])
+    # Pending and all emitted but the last: that one is the next pending.
+    _settle(run, len(emitted), new)
+    done = np.ones(len(emitted), bool)
     run.tell(_step("verify", start, turn, np.array(emitted), done, sure[: len(emitted)]))
+    return emitted
 
 
 def round_width(width: int, left: int) -> int:

@@ -77,9 +77,14 @@ class NotANumber(RunError):
 
 
 class AutoNeedsCosts(InputError):
-    """`--decode auto` picks the way by measured costs; this bundle carries none. Name a way."""
+    """`--decode auto` picks the way by what each costs, and this bundle carries no costs.
+    `clover-compile profile` measures them on this machine and writes them into the bundle.
+    """
 
-    template = "decode 'auto' needs the bundle's costs.json; name a way: {known}"
+    template = (
+        "decode 'auto' needs the bundle's costs.json; run `clover-compile profile BUNDLE`, "
+        "or name a way: {known}"
+    )
 
 
 class EngineFailed(RunError):

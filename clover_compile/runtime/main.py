@@ -167,6 +167,7 @@ def _summary(answer: Generation) -> str:
         for name in ("blocks", "passes", "rounds", "commits")
         if stats.get(name)
     ]
+    steps += [f"{count} x {choice}" for choice, count in stats.get("choices", {}).items()]
     seconds = sum(stats.get("seconds", {}).values())
     tokens = f"{stats['new_tokens']} tokens ({answer.finish_reason})"
     return ", ".join([tokens, *steps, f"{seconds:.2f} s"])

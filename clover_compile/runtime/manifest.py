@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from clover_compile.runtime.costs import COSTS, CostTable
 from clover_compile.runtime.errors import BadBundle, NoBundle
 from clover_compile.runtime.hashes import Remembered, file_hash
 from clover_compile.runtime.manifest_shape import (
@@ -29,7 +30,7 @@ OUTSIDE = ("manifest.json", "MANIFEST.sha256", "verdict.json")
 UNFINISHED = re.compile(r"\..+\.building-(old-)?[0-9]+")
 """Name of the folder a build works in, `.<bundle>.building-<process>`."""
 
-OPTIONAL = ("costs.json",)
+OPTIONAL = (COSTS,)
 HASHED_EVERY_TIME = 1 << 30
 """Files up to this many bytes in all, small ones first, are hashed on every load."""
 
@@ -55,6 +56,8 @@ class Checked:
     """SHA-256 of manifest.json, hex."""
     manifest: dict[str, Any]
     verdict: dict[str, Any]
+    costs: CostTable | None = None
+    """What costs.json says, if there is one."""
 
 
 def bundle_id(path: str | Path) -> str:
@@ -63,15 +66,17 @@ def bundle_id(path: str | Path) -> str:
 
 
 def read_bundle(
-    path: str | Path, *, recheck: bool = False, unfinished: bool = False, renewing: bool = False
-) -> Checked:
+    path: str | Path, *, recheck: bool = False, unfinished: bool = False, renewing: bool = False,
+    recosting: bool = False,
+) -> Checked:  # fmt: skip
     """Checks names, sizes, hashes, verdict and versions; raises NoBundle, or BadBundle with all
     faults of the first kind found.
 
     `recheck` hashes large weights again even where an earlier check is remembered. `unfinished` is
     for the build itself: to everybody else the folder it works in is no bundle, even in the moment
     between its verdict and its renaming. `renewing` is for who will write the verdict anew: one
-    that is missing, damaged or of another bundle counts as LOST.
+    that is missing, damaged or of another bundle counts as LOST. `recosting` is for who will write
+    costs.json anew: whatever it holds is not looked at.
     """
     path = _folder(path)
     if not unfinished and UNFINISHED.fullmatch(path.resolve().name):
@@ -88,13 +93,12 @@ def read_bundle(
         verdict = dict(LOST)
     else:
         faults += about
-    if (path / "costs.json").exists():
-        _signed(path, "costs.json", identity, faults)
+    costs = None if recosting else _costs(path, identity, faults)
     faults = faults or shape_faults(manifest, files) or version_faults(manifest["accepts"])
     if faults:
         more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []
         raise _bad(path, "; ".join(faults[:MAX_SHOWN] + more))
-    return Checked(path, identity, manifest, verdict)
+    return Checked(path, identity, manifest, verdict, costs)
 
 
 def _folder(path: str | Path) -> Path:
@@ -222,6 +226,20 @@ def _verdict(path: Path, identity: str, faults: list[str]) -> dict[str, Any]:
     if verdict and verdict.get("outcome") not in OUTCOMES:
         faults.append(f"verdict.json has the outcome {quote(verdict.get('outcome'), 40)}")
     return verdict
+
+
+def _costs(path: Path, identity: str, faults: list[str]) -> CostTable | None:
+    if not (path / COSTS).exists():
+        return None
+    before = len(faults)
+    content = _signed(path, COSTS, identity, faults)
+    if len(faults) == before:
+        try:
+            return CostTable.from_json(content)
+        except ValueError as fault:
+            faults.append(f"{COSTS}: {fault}")
+    faults[-1] += "; remove it or run `clover-compile profile` again"
+    return None
 
 
 def _signed(path: Path, name: str, identity: str, faults: list[str]) -> dict[str, Any]:

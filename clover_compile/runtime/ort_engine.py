@@ -57,7 +57,13 @@ class OrtEngine:
             reason = " ".join(str(error).split())[:300]
             raise EngineFailed(unit=unit, reason=reason) from error
 
-    def _open(self, name: str, unit: dict[str, Any]) -> tuple[ort.InferenceSession, list[str]]:
+    @property
+    def weights(self) -> dict[str, Array]:
+        """Every stored weight by name, as a view of its mapped file."""
+        return self._weights
+
+    def _options(self, name: str) -> ort.SessionOptions:
+        """Settings of one Unit's session."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
@@ -67,6 +73,10 @@ class OrtEngine:
         options.log_severity_level = 4
         if name not in PREPACKED:
             options.add_session_config_entry("session.disable_prepacking", "1")
+        return options
+
+    def _open(self, name: str, unit: dict[str, Any]) -> tuple[ort.InferenceSession, list[str]]:
+        options = self._options(name)
         for weight in unit["weights"] if self._values else ():
             options.add_initializer(weight, self._values[weight])
         try:

@@ -15,6 +15,9 @@ from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.strict_json import quote
 
 WAYS = ("denoise", "causal", "self-speculate")
+AUTO = "auto"
+"""Picks among them by the bundle's costs."""
+
 ROLES = ("system", "user", "assistant", "tool")
 """Who may speak in a conversation."""
 
@@ -30,11 +33,11 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """Defaults of `Session.generate`, and so of the command line."""
 
+_DRAWS = ("denoise", "causal", AUTO)
 ONLY_FOR: dict[str, tuple[str, ...]] = {
-    "accept": ("self-speculate",), "width": ("self-speculate",),
-    "block_size": ("denoise",), "threshold": ("denoise",),
-    "temperature": ("denoise", "causal"), "top_k": ("denoise", "causal"),
-    "top_p": ("denoise", "causal"), "seed": ("denoise", "causal"),
+    "accept": ("self-speculate", AUTO), "width": ("self-speculate",),
+    "block_size": ("denoise", AUTO), "threshold": ("denoise", AUTO),
+    "temperature": _DRAWS, "top_k": _DRAWS, "top_p": _DRAWS, "seed": _DRAWS,
 }  # fmt: skip
 """Options that mean something for some ways only; asked for with another, they are refused."""
 
@@ -45,6 +48,8 @@ class Request:
 
     max_new_tokens: int
     decode: str
+    exact: bool
+    """Only ways whose text is that of causal decoding."""
     exact_accept: bool
     width: int
     block_size: int
@@ -52,16 +57,17 @@ class Request:
     sampling: Sampling
 
 
-def check(options: dict[str, Any], rules: GenerationRules) -> Request:
+def check(options: dict[str, Any], rules: GenerationRules, costs: bool = False) -> Request:
     """Checks the options of one generation; raises Faults with all that is wrong.
 
-    `options` holds every key of DEFAULTS but `thinking`.
+    `options` holds every key of DEFAULTS but `thinking`; `costs`: whether the bundle has any, else
+    raises AutoNeedsCosts for `auto`.
     """
     faults: list[str] = []
     way = options["decode"]
-    if way == "auto":
+    if way == AUTO and not costs:
         raise AutoNeedsCosts(known=", ".join(WAYS))
-    if way not in WAYS:
+    if way not in (*WAYS, AUTO):
         faults.append(f"decode {quote(way)} is unknown; choose from {', '.join(WAYS)}")
     else:
         faults += [
@@ -74,8 +80,8 @@ def check(options: dict[str, Any], rules: GenerationRules) -> Request:
         faults.append(f"accept {accept} is unknown; choose from {', '.join(ACCEPT)}")
     if not isinstance(options["exact"], bool):
         faults.append(f"exact must be True or False, not {quote(options['exact'])}")
-    elif options["exact"] and way == "denoise":
-        faults.append("exact allows only decode 'causal' and 'self-speculate'")
+    elif options["exact"]:
+        faults += _exact_faults(options)
     _integers(options, faults)
     _numbers(options, faults)
     block_size = _block_size(options, rules, faults)
@@ -87,9 +93,22 @@ def check(options: dict[str, Any], rules: GenerationRules) -> Request:
         float(options["top_p"]), int(options["seed"]),
     )  # fmt: skip
     return Request(
-        int(options["max_new_tokens"]), way, options["exact"] or options["accept"] == "exact",
+        int(options["max_new_tokens"]), way, options["exact"],
+        options["exact"] or options["accept"] == "exact",
         int(options["width"]), block_size, float(threshold), sampling,
     )  # fmt: skip
+
+
+def _exact_faults(options: dict[str, Any]) -> list[str]:
+    if options["decode"] == "denoise":
+        return ["exact allows only decode 'causal', 'self-speculate' and 'auto'"]
+    if options["decode"] != AUTO:
+        return []
+    return [
+        f"{name} has no effect with exact: it never resolves blocks"
+        for name in ("block_size", "threshold")
+        if options[name] != DEFAULTS[name]
+    ]
 
 
 def is_whole(value: object) -> bool:

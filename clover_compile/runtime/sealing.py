@@ -61,13 +61,22 @@ def _seal(folder: Path, content: dict[str, Any]) -> str:
 
 def write_verdict(folder: Path, verdict: dict[str, Any]) -> None:
     """Replaces verdict.json atomically; adds the hash of its own content."""
-    text = canonical_json(verdict)
-    verdict = verdict | {"sha256": hashlib.sha256(text).hexdigest()}
+    _write_signed(folder, "verdict", verdict)
+
+
+def write_costs(folder: Path, costs: dict[str, Any]) -> None:
+    """Replaces costs.json likewise."""
+    _write_signed(folder, "costs", costs)
+
+
+def _write_signed(folder: Path, stem: str, content: dict[str, Any]) -> None:
+    text = canonical_json(content)
+    content = content | {"sha256": hashlib.sha256(text).hexdigest()}
     # Beside the bundle: nothing that does not belong to it may ever be seen inside.
-    temporary = folder.resolve().parent / f".{folder.name}.verdict-{os.getpid()}"
+    temporary = folder.resolve().parent / f".{folder.name}.{stem}-{os.getpid()}"
     try:
-        write_json(temporary, verdict)
+        write_json(temporary, content)
         sync(temporary)
-        temporary.replace(folder / "verdict.json")
+        temporary.replace(folder / f"{stem}.json")
     finally:
         temporary.unlink(missing_ok=True)

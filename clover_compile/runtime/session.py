@@ -10,10 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from clover_compile.runtime import decode as ways
+from clover_compile.runtime.auto import WIDTHS, Chooser, auto
+from clover_compile.runtime.costs import CostTable
 from clover_compile.runtime.engine import Array, Clock, Engine, Sizes
 from clover_compile.runtime.errors import Faults
+from clover_compile.runtime.experience import Experience
 from clover_compile.runtime.pick import Response
-from clover_compile.runtime.request import MAX_WIDTH, Request, check, check_prompt, is_whole
+from clover_compile.runtime.request import AUTO, MAX_WIDTH, Request, check, check_prompt, is_whole
 from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.state import State
 from clover_compile.runtime.step import OnStep
@@ -56,14 +59,19 @@ class Generation:
 
 
 class Session:
-    """A loaded bundle. Sessions share nothing that changes, so several may run at once."""
+    """A loaded bundle. Sessions share nothing that changes, so several may run at once.
+
+    `experience` is what decoding by `auto` has learned from the requests so far; of requests that
+    run at once the one that ends last leaves its own.
+    """
 
     def __init__(
         self, engine: Engine, sizes: Sizes, rules: GenerationRules, context: int,
-        text: Text | None = None,
+        text: Text | None = None, costs: CostTable | None = None,
     ) -> None:  # fmt: skip
         self.engine, self.sizes, self.rules = engine, sizes, rules
-        self.context, self.text = context, text
+        self.context, self.text, self.costs = context, text, costs
+        self.experience = Experience()
 
     @classmethod
     def load(
@@ -77,7 +85,9 @@ class Session:
         from clover_compile.runtime.bundle import load
 
         loaded = load(path, unverified=unverified, allow_native=allow_native)
-        return cls(loaded.engine, loaded.sizes, loaded.rules, loaded.context, loaded.text)
+        return cls(
+            loaded.engine, loaded.sizes, loaded.rules, loaded.context, loaded.text, loaded.costs
+        )
 
     def new_state(self) -> State:
         """The state of an empty sequence, kept where the engine computes."""
@@ -144,8 +154,10 @@ class Session:
         assistant and tool; `tools` are objects that its chat template describes to the model.
 
         `decode` is `denoise`, `causal` or `self-speculate`; `accept` (`release` or `exact`) and
-        `width` belong to the last. `block_size` and `threshold` override the checkpoint's; a row is
-        fixed when its confidence is above the threshold, not when it equals it.
+        `width` belong to the last. `auto` picks among them, and the width, before every round; it
+        needs the bundle's costs. `exact` allows only ways whose text is that of causal decoding.
+        `block_size` and `threshold` override the checkpoint's; a row is fixed when its confidence
+        is above the threshold, not when it equals it.
         Temperature 0 is greedy; `seed` repeats a draw. With `state` the prompt is appended to it
         and every emitted row is committed on return. `raw` encodes a string as it is. Raises
         Faults if the request is wrong; a request is refused before anything runs.
@@ -164,7 +176,7 @@ class Session:
             keep_state=state is not None,
             on_step=on_step,
         )
-        _decode(run, ids, request)
+        self._decode(run, ids, request)
         return self._generation(run, len(ids))
 
     def _checked(
@@ -174,7 +186,7 @@ class Session:
         faults: list[str] = []
         request, ids, used, context = None, list[int](), 0, self.context
         try:
-            request = check(options, self.rules)
+            request = check(options, self.rules, self.costs is not None)
         except Faults as error:
             faults += error.faults
         if isinstance(state, State):
@@ -208,24 +220,37 @@ class Session:
             raise Faults("request", ("raw, thinking and tools have no effect on a prompt of ids",))
         return [int(x) if isinstance(x, np.integer) else x for x in prompt]
 
+    def _decode(self, run: ways.Run, ids: Sequence[int], request: Request) -> None:
+        if request.decode == "denoise":
+            ways.denoise(run, ids, request.block_size, request.threshold)
+        elif request.decode == "causal":
+            ways.causal(run, ids)
+        elif request.decode == AUTO:
+            chooser = self._chooser(request)
+            auto(run, ids, chooser)
+            self.experience = chooser.seen
+        else:
+            ways.self_speculate(run, ids, request.width, request.exact_accept)
+
+    def _chooser(self, request: Request) -> Chooser:
+        assert self.costs is not None
+        return Chooser(
+            self.costs, self.experience.copy(), "exact" if request.exact_accept else "release",
+            () if request.sampling.temperature > 0 else WIDTHS,
+            0 if request.exact else request.block_size, request.threshold,
+        )  # fmt: skip
+
     def _generation(self, run: ways.Run, prompt_tokens: int) -> Generation:
         ids, counts = run.response.ids, run.counts
         text, reasoning = ("", None) if self.text is None else self.text.decode(ids)
         assert isinstance(run.engine, Clock)
-        stats = {
+        stats: dict[str, Any] = {
             "prompt_tokens": prompt_tokens, "new_tokens": len(ids), "blocks": counts.blocks,
             "passes": counts.passes, "commits": counts.commits, "rounds": counts.rounds,
             "drafts_kept": counts.drafts_kept,
             "tokens_per_pass": len(ids) / counts.passes if counts.passes else None,
             "seconds": dict(run.engine.seconds),
         }  # fmt: skip
+        if counts.choices:
+            stats["choices"] = counts.choices
         return Generation(tuple(ids), text, reasoning, "stop" if run.stopped else "length", stats)
-
-
-def _decode(run: ways.Run, ids: Sequence[int], request: Request) -> None:
-    if request.decode == "denoise":
-        ways.denoise(run, ids, request.block_size, request.threshold)
-    elif request.decode == "causal":
-        ways.causal(run, ids)
-    else:
-        ways.self_speculate(run, ids, request.width, request.exact_accept)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from clover_compile.kernels.architecture import Architecture
@@ -39,23 +40,49 @@ def _row(
     label: str, program: UnitProgram, plans: Mapping[str, Plan], gpu: Architecture,
     symbols: Mapping[str, int],
 ) -> dict[str, Any]:  # fmt: skip
-    launches, scratch, least, most = 0, 0, 0, 0
+    calls = list(op_calls(program, plans, symbols))
+    launches = sum(call.launches for call in calls)
+    sizes = [sum(call.least for call in calls), sum(call.most for call in calls)]
+    return {
+        "pass": label, "rows": symbols["n"], "prefix": symbols["R"], "launches": launches,
+        "buffer_bytes": buffer_bytes(program, symbols),
+        "scratch_bytes": sum(call.scratch for call in calls),
+        "floor_bytes": sizes,
+        "modelled_ms": [1e3 * seconds(size, launches, gpu) for size in sizes],
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One op of a Unit, counted."""
+
+    op: str
+    launches: int
+    scratch: int
+    least: int
+    """Bytes it must move if all rows choose the same experts; `most`: if no two do."""
+    most: int
+
+
+def op_calls(
+    program: UnitProgram, plans: Mapping[str, Plan], symbols: Mapping[str, int]
+) -> Iterator[OpCall]:
+    """The ops of a Unit in order; those that have no row to work on are left out."""
     for step in program.steps:
         plan = plans[step.plan]
         own = _bind(program, step.inputs, plan, symbols)
-        if not all(own.values()):  # no logits asked for
-            continue
-        call = resolve(plan, own)
-        launches += len(call.variant.launches)
-        scratch += call.workspace_bytes()
-        least += byte_floor(plan, own, _share(plan, own, fewest=True))
-        most += byte_floor(plan, own, _share(plan, own, fewest=False))
-    return {
-        "pass": label, "rows": symbols["n"], "prefix": symbols["R"], "launches": launches,
-        "buffer_bytes": buffer_bytes(program, symbols), "scratch_bytes": scratch,
-        "floor_bytes": [least, most],
-        "modelled_ms": [1e3 * (size / gpu.bandwidth + launches * GAP) for size in (least, most)],
-    }  # fmt: skip
+        if all(own.values()):  # else no logits were asked for
+            call = resolve(plan, own)
+            least, most = (
+                byte_floor(plan, own, _share(plan, own, fewest=x)) for x in (True, False)
+            )
+            launches, scratch = len(call.variant.launches), call.workspace_bytes()
+            yield OpCall(plan.op, launches, scratch, least, most)
+
+
+def seconds(size: float, launches: int, gpu: Architecture) -> float:
+    """The modelled time of so many bytes and launches."""
+    return size / gpu.bandwidth + launches * GAP
 
 
 def _bind(

@@ -7,8 +7,7 @@ compiled graph is looked at.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,14 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from clover_compile.model.config import ModelConfig
+from clover_compile.profiling.rounds import Clock, seconds
 
 Array = NDArray[Any]
-Clock = Callable[[], float]
 
 FP32 = 4
 _NEVER_WHOLE = ("embed_tokens.weight", "experts.gate_up_proj", "experts.down_proj")
-_PREVIEW_ONLY: tuple[str, ...] = ("conv_right_weight", "bd_softmax_")
-_COMMIT_ONLY: tuple[str, ...] = ("in_proj_b.weight",)
+_PREVIEW_ONLY = ("conv_right_weight", "bd_softmax_")
+_COMMIT_ONLY = ("in_proj_b.weight",)
+_REPLAYED = ("conv1d.weight", "A_log", "dt_bias")
 
 
 @dataclass(frozen=True)
@@ -75,32 +75,58 @@ def experts_used(router: Array, top_k: int, top_p: float | None) -> tuple[int, i
 
 
 def work(
-    c: ModelConfig, shapes: Mapping[str, tuple[int, ...]], *, preview: bool, rows: int, prefix: int,
-    keep: int, routers: list[Array],
+    c: ModelConfig, shapes: Mapping[str, tuple[int, ...]], *, unit: str, rows: int, prefix: int,
+    keep: int, routers: Sequence[Array],
 ) -> Work:  # fmt: skip
     """The work of one call; `routers` are the router logits [T, E] of its layers."""
+    if unit == "pick":
+        return Work(FP32 * (rows + 1) * c.vocab_size, 4 * rows * c.vocab_size, 0.0)
+    preview, replay = unit == "preview", unit == "replay"
     top_p = c.coreset_top_p if preview and c.coreset_enabled else None
     used = [experts_used(router, c.num_experts_per_tok, top_p) for router in routers]
     hit, pairs = sum(x for x, _ in used), sum(x for _, x in used)
-    left_out: tuple[str, ...] = _COMMIT_ONLY if preview else _PREVIEW_ONLY
-    left_out += _NEVER_WHOLE if keep else (*_NEVER_WHOLE, "lm_head.weight")
-    dense = {n: s for n, s in shapes.items() if not any(part in n for part in left_out)}
+    dense = {n: s for n, s in shapes.items() if _is_read(n, unit, keep, c)}
     expert = 3 * c.moe_intermediate_size * c.hidden_size
-    size = sum(map(prod, dense.values())) + expert * hit + rows * c.hidden_size
+    size = sum(map(prod, dense.values())) + expert * hit + (not replay) * rows * c.hidden_size
     flop = 2 * expert * pairs
     for name, shape in dense.items():
-        flop += 2 * prod(shape) * (keep if name.startswith("lm_head") else rows)
+        flop += 2 * prod(shape) * (keep if _is_head(name, c) else rows)
+    size += _state(c, unit, rows, prefix) + keep * c.vocab_size
     heads, dk, dv = c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim
-    state = heads * dk * dv + (c.linear_conv_kernel_dim - 1) * c.conv_dim
-    size += len(c.gdn_layers) * state * (1 if preview else 2)
     block = 2 * rows * (dk + dv) if preview else 4 * dk * dv
     flop += len(c.gdn_layers) * rows * heads * (2 * dk * dv + block)
-    cache = 2 * c.num_key_value_heads * c.head_dim
-    size += len(c.attention_layers) * cache * (prefix + (0 if preview else rows))
-    seen = prefix + (rows if preview else (rows + 1) / 2)
-    flop += int(len(c.attention_layers) * 4 * rows * seen * c.num_attention_heads * c.head_dim)
-    size += keep * c.vocab_size
-    return Work(FP32 * size, flop, hit / len(routers))
+    if not replay:
+        seen = prefix + (rows if preview else (rows + 1) / 2)
+        row = 4 * seen * c.num_attention_heads * c.head_dim
+        flop += int(len(c.attention_layers) * rows * row)
+    return Work(FP32 * size, flop, hit / max(1, len(routers)))
+
+
+def _is_head(name: str, c: ModelConfig) -> bool:
+    return name == ("model.embed_tokens.weight" if c.tie_word_embeddings else "lm_head.weight")
+
+
+def _is_read(name: str, unit: str, keep: int, c: ModelConfig) -> bool:
+    """Whether a Unit reads a tensor of the checkpoint whole."""
+    if _is_head(name, c):
+        return keep > 0
+    if unit == "replay":
+        return name.endswith(_REPLAYED)
+    left_out = _NEVER_WHOLE + (_COMMIT_ONLY if unit == "preview" else _PREVIEW_ONLY)
+    return not any(part in name for part in left_out)
+
+
+def _state(c: ModelConfig, unit: str, rows: int, prefix: int) -> int:
+    """Elements of the state that a call reads and writes."""
+    heads = c.linear_num_value_heads
+    carried = heads * c.linear_key_head_dim * c.linear_value_head_dim
+    carried += (c.linear_conv_kernel_dim - 1) * c.conv_dim
+    tape = rows * (c.conv_dim + 2 * heads) if unit in ("verify", "replay") else 0
+    size = len(c.gdn_layers) * (carried * (2 if unit in ("commit", "replay") else 1) + tape)
+    if unit != "replay":
+        row = 2 * c.num_key_value_heads * c.head_dim
+        size += len(c.attention_layers) * row * (prefix + (0 if unit == "preview" else rows))
+    return size
 
 
 class Machine:
@@ -127,16 +153,3 @@ class Machine:
     def _best(self, call: Callable[[], object], times: int) -> float:
         """Shortest of some runs, seconds."""
         return min(seconds(call, self._clock) for _ in range(times))
-
-
-def clock_for(threads: int) -> Clock:
-    """What to measure with: for one thread its own processor time, which on an idle machine is the
-    time that passes, and which other jobs on a busy one disturb far less."""
-    return time.process_time if threads == 1 else time.perf_counter
-
-
-def seconds(call: Callable[[], object], clock: Clock) -> float:
-    """How long a call takes."""
-    start = clock()
-    call()
-    return clock() - start

@@ -50,13 +50,17 @@ class Rival:
         self._config = model.config
         self._layers = [model.layer(i).mlp.moe for i in range(model.config.num_hidden_layers)]
         self._entries = {
-            unit: trace.entry(model, generation, unit) for unit in ("commit", "preview")
+            unit: trace.entry(model, generation, unit) for unit in interface.units(model.config)
         }
 
     def take(self, form: str) -> None:
         """Sets how routed experts are computed, one of FORMS."""
         for layer in self._layers:
             layer.reference = FORMS[form]
+
+    def has(self, unit: str) -> bool:
+        """Whether the eager model has this Unit."""
+        return unit in self._entries
 
     def arguments(self, unit: str, feeds: Arrays) -> tuple[Tensor, ...]:
         """The feeds as the Unit's arguments."""

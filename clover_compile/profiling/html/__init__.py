@@ -1,0 +1,1 @@
+"""A profile as one HTML page that needs nothing else."""

@@ -1,0 +1,38 @@
+"""costs.json in a bundle: optional, signed, of that bundle, and renewed by who measures anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clover_compile.runtime.errors import BadBundle
+from clover_compile.runtime.manifest import read_bundle
+from clover_compile.runtime.sealing import write_costs
+from tests.bundles import costs, identity, make_bundle, sign
+
+
+def test_costs_are_read_with_the_bundle(tmp_path: Path) -> None:
+    folder = make_bundle(tmp_path / "x.clover")
+    assert read_bundle(folder).costs is None
+    write_costs(folder, costs(bundle=identity(folder)))
+    found = read_bundle(folder).costs
+    assert found is not None
+    assert found.cost("preview", 1) == 0.25
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.clover"]
+
+
+def test_costs_that_are_no_table_are_refused(tmp_path: Path) -> None:
+    folder = make_bundle(tmp_path / "x.clover")
+    sign(folder, "costs.json", costs(bundle=identity(folder), costs={"commit": [[1, 1.0]]}))
+    with pytest.raises(BadBundle, match=r"must name the Units .*remove it or run `cl"):
+        read_bundle(folder)
+
+
+@pytest.mark.parametrize("content", ["{", '{"bundle": "other"}'])
+def test_who_measures_costs_anew_needs_no_old_ones(tmp_path: Path, content: str) -> None:
+    folder = make_bundle(tmp_path / "x.clover")
+    (folder / "costs.json").write_text(content)
+    with pytest.raises(BadBundle, match=r"costs\.json"):
+        read_bundle(folder)
+    assert read_bundle(folder, recosting=True).costs is None
