@@ -22,7 +22,7 @@ help:
 	@echo "make lint      style, types, imports"
 	@echo "make kernels   compile every kernel for every GPU architecture: what it costs (no GPU)"
 	@echo "make mutants   break the kernels piece by piece: do their tests notice? (hours)"
-	@echo "make gpu-check every kernel on the GPU that is here (needs torch and triton alone)"
+	@echo "make gpu-check every kernel, the demonstration bundle and timed layers on the GPU that is here"
 	@echo "make setup     the virtual environment alone (.venv)"
 	@echo "make browser   Chromium for the tests of pages, if none is there (Debian, as root)"
 	@echo "make clean     remove .venv and caches"
@@ -73,7 +73,8 @@ kernels: setup
 mutants: setup
 	TRITON_INTERPRET=1 $(BIN)/python -m tests.mutants --jobs $(JOBS) $(OPS)
 
-# Without setup: a machine with a GPU has its own torch and triton, and perhaps no network.
+# Without setup: a machine with a GPU has its own torch, triton and small packages, and perhaps no
+# network.
 gpu-check:
 	$(PYTHON) -m clover_compile.gpu_check $(if $(DRY),--dry)
 
