@@ -122,6 +122,16 @@ def test_a_forked_state_owns_its_buffers(made: Made) -> None:
     assert fork.length == 3 and state.length == 5
 
 
+def test_a_profiler_sees_every_op_by_name(made: Made) -> None:
+    _, lowered, session, twin = made
+    state = session.new_state()
+    session.commit(state, [1, 2, 3])
+    twin.ranges.clear()
+    session.preview(state, [4, 831])
+    one = lowered["preview"]
+    assert twin.ranges == [f"preview: {one.plans[s.plan].op}" for s in one.program.steps]
+
+
 def test_a_stale_handle_is_refused(made: Made) -> None:
     session = made[2]
     state = session.new_state()

@@ -6,7 +6,8 @@ Same programs, buffer tables and engine; memory is the CPU's and every step is t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class Twin:
         self.spoil: dict[str, Callable[[str, Tensor], Tensor]] = {}
         """Op -> (output, value) -> what the step writes instead."""
         self.launches = 0
+        self.ranges: list[str] = []
 
     def describe(self, array: Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
         return DTYPES[array.dtype], tuple(array.shape), tuple(array.stride())
@@ -53,6 +55,11 @@ class Twin:
         assert source.dtype == target.dtype and source.numel() == target.numel()
         assert source.is_contiguous() and target.is_contiguous()
         target.copy_(source.view(target.shape))
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        self.ranges.append(name)
+        yield
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         return work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clover_compile.runtime import launcher
+from clover_compile.runtime import launcher, nvtx
 from clover_compile.runtime.cuda_driver import Kernel, Memory, PinnedRing, Stream, make_current
 from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Plan, strides_of
 
@@ -105,6 +106,10 @@ class CudaDevice:
     ) -> Callable[[], None]:
         """What queues one op; its scratch lives as long."""
         return launcher.prepare(plan, inputs, self, outputs)[0]
+
+    def named(self, name: str) -> AbstractContextManager[None]:
+        """An NVTX range."""
+        return nvtx.named(name)
 
     # What the engine needs.
 

@@ -7,6 +7,7 @@ reference. Arrays are the device's own objects.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Protocol
 
@@ -34,6 +35,9 @@ class ProgramDevice(Protocol):
     ) -> Callable[[], None]:
         """What computes one op from `inputs` into `outputs`, as often as it is called."""
 
+    def named(self, name: str) -> AbstractContextManager[None]:
+        """Gives what is queued inside a name that a profiler shows."""
+
 
 class UnitRunner:
     """One Unit for one set of symbol values (rows, prefix rows, keep)."""
@@ -57,7 +61,12 @@ class UnitRunner:
                 self.buffers[name] = device.empty(buffer.dtype, self._shape(buffer.shape))
         # A step without rows (no logits asked for) is left out.
         self.steps = [
-            device.prepare(plans[step.plan], self._views(step.inputs), self._views(step.outputs))
+            (
+                f"{program.name}: {plans[step.plan].op}",
+                device.prepare(
+                    plans[step.plan], self._views(step.inputs), self._views(step.outputs)
+                ),
+            )
             for step in program.steps
             if all(prod(self._shape(view.shape)) for view in step.outputs.values())
         ]
@@ -83,8 +92,9 @@ class UnitRunner:
 
     def run(self) -> None:
         """Every step once, on what the input buffers hold now."""
-        for step in self.steps:
-            step()
+        for name, step in self.steps:
+            with self.device.named(name):
+                step()
 
 
 def buffer_bytes(program: UnitProgram, symbols: Mapping[str, int]) -> int:
