@@ -146,7 +146,7 @@ def test_a_machine_that_does_not_fit(
         monkeypatch.setattr(cuda_driver, function, stand_in)
     with pytest.raises(WrongMachine, match=words):
         runtime_bundle.load(built, unverified=True)
-    needs = gpu_needs.GpuNeeds("triton-h100", 90, 12000, weights=0)
+    needs = gpu_needs.GpuNeeds("triton-h100", 90, 12000, held=0)
     monkeypatch.setattr(cuda_driver, "free_memory", fits["free_memory"])
     assert (needs.reason() is None) == (name == "a full GPU")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -120,6 +121,23 @@ def test_a_forked_state_owns_its_buffers(made: Made) -> None:
     session.commit(state, [5, 6])
     assert (session.preview(fork, [4, 831, 831]) == before).all()
     assert fork.length == 3 and state.length == 5
+
+
+def test_the_next_request_finds_its_graphs(made: Made) -> None:
+    """State arrays go round: nothing is recorded anew and no buffers pile up."""
+    session = made[2]
+    engine: Any = session.engine
+    gc.collect()
+
+    def request() -> tuple[Any, int]:
+        state = session.new_state()
+        session.commit(state, [1, 2, 3])
+        return session.preview(state, [4, 831, 831]), len(engine._slots)
+
+    first, slots = request()
+    for _ in range(3):
+        again, count = request()
+        assert (again == first).all() and count == slots
 
 
 def test_a_profiler_sees_every_op_by_name(made: Made) -> None:

@@ -49,6 +49,9 @@ class HostStream:
     def download(self, host: int, address: int, size: int) -> None:
         ctypes.memmove(host, address, size)
 
+    def clear(self, address: int, size: int) -> None:
+        ctypes.memset(address, 0, size)
+
     def copy(self, target: int, source: int, size: int) -> None:
         assert target != source
         ctypes.memmove(target, source, size)

@@ -51,6 +51,9 @@ class Twin:
         wide = array.float() if array.dtype is torch.bfloat16 else array
         return wide.numpy().copy()
 
+    def clear(self, array: Tensor) -> None:
+        array.zero_()
+
     def copy(self, source: Tensor, target: Tensor) -> None:
         assert source.dtype == target.dtype and source.numel() == target.numel()
         assert source.is_contiguous() and target.is_contiguous()

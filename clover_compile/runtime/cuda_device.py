@@ -153,6 +153,10 @@ class CudaDevice:
             return host
         return (host.astype(np.uint32) << 16).view(np.float32)
 
+    def clear(self, array: CudaArray) -> None:
+        """Queues zeros into a contiguous array."""
+        self.stream.clear(array.address, array.nbytes)
+
     def copy(self, source: CudaArray, target: CudaArray) -> None:
         """Queues a copy between contiguous arrays of one size."""
         if source.dtype != target.dtype or source.nbytes != target.nbytes:

@@ -152,6 +152,12 @@ class Stream:
         call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_uint64(source),
              ctypes.c_size_t(size), self.handle)  # fmt: skip
 
+    def clear(self, address: int, size: int) -> None:
+        """Queues `size` zero bytes into device memory."""
+        if size:
+            call("cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(0),
+                 ctypes.c_size_t(size), self.handle)  # fmt: skip
+
     def begin(self) -> None:
         """Starts recording: launches are noted, not run."""
         call("cuStreamBeginCapture_v2", self.handle, CAPTURE_RELAXED)

@@ -9,7 +9,7 @@ from clover_compile.runtime.cuda_driver import CudaError
 from clover_compile.runtime.errors import WrongMachine
 
 RESERVE = 512 * 2**20
-"""Bytes that must stay free beside the weights: buffers, graphs and a state."""
+"""Bytes that must stay free beside weights and state: buffers and graphs."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class GpuNeeds:
     """Compute capability times ten; code for one runs on no other."""
     driver: int
     """CUDA release times a thousand that the driver must support, e.g. 12000."""
-    weights: int
-    """Bytes of weights on the device."""
+    held: int
+    """Bytes of weights and of one state on the device."""
 
     def check(self, path: str) -> None:
         """Raises WrongMachine with both values for the bundle at `path`; then makes the GPU
@@ -40,7 +40,7 @@ class GpuNeeds:
             needs, found = f"a driver for CUDA {_cuda(self.driver)}", f"one for {_cuda(driver)}"
             self._refuse(path, needs, found, "install a newer driver")
         cuda_driver.make_current()
-        needed = self.weights + RESERVE
+        needed = self.held + RESERVE
         free, total = cuda_driver.free_memory()
         if needed > free:
             found = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"

@@ -7,8 +7,10 @@ device. It is valid until the same Unit runs again with the same row count.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Protocol
 
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from clover_compile.runtime.engine import Sizes
 from clover_compile.runtime.launch_plan import Plan, strides_of
 from clover_compile.runtime.state import State
+from clover_compile.runtime.state_pool import StatePool
 from clover_compile.runtime.unit_program import UnitProgram
 from clover_compile.runtime.unit_runner import ProgramDevice, UnitRunner
 
@@ -38,6 +41,9 @@ class EngineDevice(ProgramDevice, Protocol):
 
     def read(self, array: Any) -> Array:
         """The array as numpy; bfloat16 becomes float32."""
+
+    def clear(self, array: Any) -> None:
+        """Sets every byte of a contiguous array to zero."""
 
     def copy(self, source: Any, target: Any) -> None:
         """Copies between contiguous arrays of one dtype and size."""
@@ -94,8 +100,8 @@ class Holder(Protocol):
     @property
     def device(self) -> Any: ...
 
-    def state_layout(self, context: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """dtype and shape of each state array with room for `context` rows."""
+    @property
+    def pool(self) -> StatePool: ...
 
     def rows(self, array: Any, start: int, count: int) -> Any:
         """Rows of axis 1 of a contiguous array."""
@@ -106,12 +112,9 @@ class ProgramState(State):
 
     def __init__(self, engine: Holder, sizes: Sizes, context: int) -> None:
         self.engine, self.sizes, self.context, self.length = engine, sizes, context, 0
-        self.arrays: dict[str, Any] = {}
-        for name, (dtype, shape) in engine.state_layout(context).items():
-            self.arrays[name] = engine.device.empty(dtype, shape)
-            engine.device.write(self.arrays[name], np.zeros(shape, np.float32))
-        self.arrays["length"] = engine.device.empty("i32", (1,))
-        self._advance_length(0)
+        self.arrays = engine.pool.take(context)
+        back = weakref.finalize(self, engine.pool.give_back, context, self.arrays)
+        back.atexit = False
 
     def feeds(self) -> dict[str, Any]:
         """What a Unit that reads the state is given."""
@@ -149,6 +152,16 @@ class ProgramState(State):
         return twin
 
 
+def state_layout(commit: UnitProgram, context: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """dtype and shape of each state array with room for `context` rows."""
+    found = {}
+    for name in (n for n in commit.inputs if n not in ("ids", "length")):
+        buffer = commit.buffers[commit.inputs[name][0].buffer]
+        shape = tuple(context if x == "R" else int(x) for x in buffer.shape)
+        found[name] = (buffer.dtype, shape)
+    return found
+
+
 class ProgramEngine:
     """Runs a bundle's Units by their programs."""
 
@@ -158,22 +171,12 @@ class ProgramEngine:
     ) -> None:  # fmt: skip
         self.programs, self.plans, self.weights = programs, plans, weights
         self.device = device
+        self.pool = StatePool(device, partial(state_layout, programs["commit"]))
         self._slots: OrderedDict[tuple[Any, ...], _Slot] = OrderedDict()
 
     def new_state(self, sizes: Sizes, context: int) -> ProgramState:
         """The state of an empty sequence, on the device."""
         return ProgramState(self, sizes, context)
-
-    def state_layout(self, context: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """dtype and shape of each state array with room for `context` rows."""
-        program = self.programs["commit"]
-        names = [n for n in program.inputs if n not in ("ids", "length")]
-        found = {}
-        for name in names:
-            buffer = program.buffers[program.inputs[name][0].buffer]
-            shape = tuple(context if x == "R" else int(x) for x in buffer.shape)
-            found[name] = (buffer.dtype, shape)
-        return found
 
     def rows(self, array: Any, start: int, count: int) -> Any:
         """Rows of axis 1 of a contiguous array."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from clover_compile.runtime.errors import BadBundle
 from clover_compile.runtime.gpu_needs import GpuNeeds
 from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Plan, strides_of
 from clover_compile.runtime.manifest import Checked
-from clover_compile.runtime.program_engine import ProgramEngine
+from clover_compile.runtime.program_engine import ProgramEngine, state_layout
+from clover_compile.runtime.state_pool import Layout
 from clover_compile.runtime.terminal import one_line
 from clover_compile.runtime.unit_program import UnitProgram
 
@@ -39,11 +41,12 @@ def open_engine(checked: Checked) -> ProgramEngine:
 
 def _open(checked: Checked) -> ProgramEngine:
     kernels = _read(checked, "kernels.json")
-    _needs(checked, kernels).check(one_line(str(checked.path)))
     programs = {
         name: UnitProgram.from_json(_read(checked, unit["file"]))
         for name, unit in checked.manifest["units"].items()
     }
+    state = state_layout(programs["commit"], checked.manifest["context"])
+    _needs(checked, kernels, state).check(one_line(str(checked.path)))
     described = _read(checked, "plans.json")
     plans = {key: Plan.from_json(value) for key, value in described.items()}
     device = CudaDevice(_modules(checked.path, kernels["kernels"]), _keys(plans, described))
@@ -58,10 +61,12 @@ def _refuse(checked: Checked, fault: str) -> BadBundle:
     return BadBundle(one_line(str(checked.path)), one_line(fault))
 
 
-def _needs(checked: Checked, kernels: Mapping[str, Any]) -> GpuNeeds:
+def _needs(checked: Checked, kernels: Mapping[str, Any], state: Layout) -> GpuNeeds:
+    """Weights and one state, which at the model's whole context is gigabytes."""
     weights = {(w["offset"], w["file"]): _bytes(w) for w in checked.manifest["weights"].values()}
     target = checked.manifest["target"]
-    return GpuNeeds(target, kernels["capability"], kernels["driver"], sum(weights.values()))
+    held = sum(weights.values()) + sum(prod(s) * ITEMSIZE[kind] for kind, s in state.values())
+    return GpuNeeds(target, kernels["capability"], kernels["driver"], held)
 
 
 def _bytes(weight: Mapping[str, Any]) -> int:

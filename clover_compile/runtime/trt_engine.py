@@ -22,6 +22,7 @@ from clover_compile.runtime.errors import BadBundle, EngineFailed
 from clover_compile.runtime.launch_plan import strides_of
 from clover_compile.runtime.manifest import Checked
 from clover_compile.runtime.program_engine import ProgramState, Stale
+from clover_compile.runtime.state_pool import StatePool
 from clover_compile.runtime.terminal import one_line
 from clover_compile.runtime.triton_engine import upload
 from clover_compile.runtime.trt_build import last_fault, load_plugin, quiet_logger
@@ -149,6 +150,7 @@ class TrtEngine:
         self.runtime = trt.Runtime(self.logger)
         self.nowhere = self.device.empty("i8", (256,))
         self.weights = upload(checked, self.device)
+        self.pool = StatePool(self.device, self.state_layout)
         self.units = {
             name: _Unit(self, name, row, (checked.path / row["file"]).read_bytes())
             for name, row in checked.manifest["units"].items()

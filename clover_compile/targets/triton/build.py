@@ -50,7 +50,7 @@ class TritonTarget(Target):
     def cannot_run(self) -> str | None:
         """Why the bundle cannot be proved on this machine, or None."""
         capability = self.gpu.capability
-        return GpuNeeds(self.name, capability, driver(capability), weights=0).reason()
+        return GpuNeeds(self.name, capability, driver(capability), held=0).reason()
 
     def emit(
         self, units: Mapping[str, Unit], source: Source, folder: Path, context: int, say: Say
