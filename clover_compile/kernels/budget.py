@@ -91,3 +91,22 @@ def byte_floor(
     shares = {name: (read or {}).get(name, 1.0) for name in inputs}
     needed = sum(round(size(x) * shares[name]) for name, x in inputs.items())
     return needed + sum(size(x) for x in plan.outputs.values())
+
+
+def share_used(plan: Plan, rows: int, experts: int) -> dict[str, float]:
+    """Input -> the share of it that `rows` rows need which use `experts` experts, for `byte_floor`.
+
+    Experts nobody uses and rows of the embedding's table nobody asks for need not be moved.
+    """
+    if plan.op == "embedding":
+        return {"weight": min(1.0, rows / _first(plan, "weight"))}
+    if not plan.op.startswith("moe"):
+        return {}
+    stacks = [n for n in ("gate_up", "down", "gate_up_scale", "down_scale") if n in plan.inputs]
+    return {name: min(1.0, experts / _first(plan, name)) for name in stacks}
+
+
+def _first(plan: Plan, name: str) -> int:
+    operand = plan.inputs[name]
+    assert operand is not None
+    return int(operand.shape[0])

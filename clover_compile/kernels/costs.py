@@ -8,7 +8,7 @@ from typing import Any
 
 from clover_compile.kernels import release
 from clover_compile.kernels.architecture import ARCHITECTURES
-from clover_compile.kernels.budget import byte_floor
+from clover_compile.kernels.budget import byte_floor, share_used
 from clover_compile.runtime.launcher import resolve
 
 GAP = 2e-6
@@ -22,16 +22,6 @@ KEPT = (8, 32, 48, 96, 163)
 
 ROWS = {"preview": 32, "verify": 16, "commit": 32, "step": 1, "replay": 16}
 """Rows of each pass."""
-
-
-def _share(place: release.Place, rows: int, kept: int) -> dict[str, float]:
-    """The part of a stack that a call reads: the rows of its ids, the experts kept."""
-    if place.op == "embedding":
-        return {"weight": rows / release.VOCABULARY}
-    if not place.op.startswith("moe"):
-        return {}
-    share = kept / release.EXPERTS
-    return {"gate_up": share, "down": share}
 
 
 @dataclass(frozen=True)
@@ -48,7 +38,7 @@ def cost(place: release.Place, rows: int, prefix: int, kept: int, capability: in
     plan = place.plan(capability)
     symbols = {"n": rows, "R": prefix}
     call = resolve(plan, symbols)
-    floor = byte_floor(plan, symbols, _share(place, rows, kept))
+    floor = byte_floor(plan, symbols, share_used(plan, rows, kept))
     return Cost(len(call.variant.launches), call.workspace_bytes(), floor)
 
 

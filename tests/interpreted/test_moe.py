@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from clover_compile.gpu_check.values import truth
-from clover_compile.kernels.budget import byte_floor
-from clover_compile.kernels.call import Call
-from clover_compile.kernels.moe.plan import BLOCKS, CHUNK, SLOTS, SPREAD, read
+from clover_compile.kernels.budget import byte_floor, share_used
+from clover_compile.kernels.moe.plan import BLOCKS, CHUNK, SLOTS, SPREAD
 from clover_compile.kernels.moe.spec import Sizes, inputs
 from clover_compile.kernels.op import Case
 from clover_compile.kernels.plans import plan_of
@@ -161,10 +160,9 @@ def test_the_number_kept_may_be_unwanted(rows: int, block: bool) -> None:
 
 def test_bytes_of_the_experts_in_use() -> None:
     args = _made(SMALL)
-    call = Call.of("moe", OP.parameters, args, ["y"], OP.symbols)
-    share = read(call, 2)
-    assert share == {"gate_up": 0.25, "down": 0.25}
     plan = plan_of(OP, args)
+    share = share_used(plan, 4, 2)
+    assert share == {"gate_up": 0.25, "down": 0.25}
     unread = byte_floor(plan, {"n": 4}) - byte_floor(plan, {"n": 4}, share)
     one_expert: list[Tensor] = [args[3][0], args[4][0]]
     assert unread == 6 * 4 * sum(x.numel() for x in one_expert)

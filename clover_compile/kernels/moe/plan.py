@@ -40,15 +40,6 @@ SCATTER_BYTES = 16384
 Constants = dict[str, int | float | bool | str | None]
 
 
-def read(call: Call, kept: int) -> dict[str, float]:
-    """Share of the expert weights that a call must read if its rows use `kept` experts.
-
-    For `read` of kernels.budget.byte_floor: bytes of experts nobody uses need not be moved.
-    """
-    share = kept / call.dim("gate_up", 0)
-    return {"gate_up": share, "down": share}
-
-
 def plan(call: Call) -> Plan:
     """Three launches for at most 64 rows; four for more."""
     x = call.array("x")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clover_compile.kernels.architecture import Architecture
-from clover_compile.kernels.budget import byte_floor
+from clover_compile.kernels.budget import byte_floor, share_used
 from clover_compile.kernels.costs import GAP, ROWS
 from clover_compile.runtime.expressions import evaluate
 from clover_compile.runtime.launch_plan import Plan
@@ -73,8 +73,10 @@ def op_calls(
         own = _bind(program, step.inputs, plan, symbols)
         if all(own.values()):  # else no logits were asked for
             call = resolve(plan, own)
+            top_k = int(plan.scalars.get("top_k", 0))
             least, most = (
-                byte_floor(plan, own, _share(plan, own, fewest=x)) for x in (True, False)
+                byte_floor(plan, own, share_used(plan, own["n"], experts))
+                for experts in (top_k, top_k * own["n"])
             )
             launches, scratch = len(call.variant.launches), call.workspace_bytes()
             yield OpCall(plan.op, launches, scratch, least, most)
@@ -97,18 +99,3 @@ def _bind(
             if isinstance(planned, str):
                 own[planned] = size if isinstance(size, int) else evaluate(size, symbols)
     return own
-
-
-def _share(plan: Plan, own: Mapping[str, int], fewest: bool) -> dict[str, float]:
-    """Share of the weights that must be read: the ids' rows of the table, the experts in use."""
-    if plan.op == "embedding":
-        weight = plan.inputs["weight"]
-        assert weight is not None
-        return {"weight": own["n"] / int(weight.shape[0])}
-    if plan.op != "moe":
-        return {}
-    stack = plan.inputs["gate_up"]
-    assert stack is not None
-    experts, top_k = int(stack.shape[0]), int(plan.scalars["top_k"])
-    used = top_k if fewest else min(experts, top_k * own["n"])
-    return dict.fromkeys(("gate_up", "down"), used / experts)
