@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clover_compile.runtime.manifest_shape import canonical_json, readable_json
+from clover_compile.runtime.manifest_shape import canonical_json
 
 OWN = ("manifest.json", "MANIFEST.sha256", "verdict.json", "costs.json")
 
@@ -86,9 +86,11 @@ def costs(**changes: Any) -> dict[str, Any]:
 
 
 def sign(folder: Path, name: str, content: dict[str, Any]) -> None:
-    """Writes verdict.json or costs.json with the hash of its own content."""
-    digest = hashlib.sha256(canonical_json(content)).hexdigest()
-    (folder / name).write_bytes(readable_json({**content, "sha256": digest}))
+    """Writes verdict.json or costs.json with the hash of its own content, which may hold numbers
+    that no JSON of ours holds."""
+    spelled = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    signed = {**content, "sha256": hashlib.sha256(spelled.encode()).hexdigest()}
+    (folder / name).write_text(json.dumps(signed, indent=1, sort_keys=True) + "\n")
 
 
 def edit(folder: Path, **changes: Any) -> None:
