@@ -79,7 +79,7 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
     bundle.check_output(options.output, options.force)
     dtype = known(options.target).dtype(target.name, options.dtype)
     options = replace(options, dtype=dtype)
-    report.stage(f"checking {options.model}")
+    report.stage("checking the checkpoint")
     checkpoint = Checkpoint.open(options.model)
     context = context_of(options, checkpoint.config)
     if bad := checkpoint.nonfinite():

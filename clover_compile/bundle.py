@@ -103,8 +103,17 @@ def check_output(output: Path, force: bool) -> None:
         raise NotOurFolder(path=output)
 
 
+def bundle_around(folder: Path) -> Path | None:
+    """The bundle that `folder` is or lies in: a file more and it would be refused."""
+    inside = folder.absolute()
+    found = (x for x in (inside, *inside.parents) if (x / "MANIFEST.sha256").is_file())
+    return next(found, None)
+
+
 def _check_parent(output: Path) -> None:
     """Refuses early what would fail only after minutes."""
+    if (around := bundle_around(output.absolute().parent)) is not None:
+        raise _cannot(output, f"{spell(str(around))} is a bundle, which takes nothing more")
     folder = output.absolute().parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -62,6 +62,9 @@ def status(arguments: list[str]) -> int:
         if "PacifyFlush" in type(sys.stdout).__name__:  # click met a broken pipe
             return streams.PIPE_CLOSED
         return end.code if isinstance(end.code, int) else 1
+    except click.exceptions.NoArgsIsHelpError as error:
+        streams.say(error.format_message())
+        return 2
     except click.exceptions.ClickException as error:
         return _complain(f"{error.format_message()} (try --help)", 2)
     except BrokenPipeError:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,18 +21,22 @@ from safetensors.torch import load_file
 from clover_compile import models, prove
 from clover_compile.build import build
 from clover_compile.cli import status
-from clover_compile.errors import VerdictError
+from clover_compile.errors import CannotWrite, VerdictError
 from clover_compile.inspection import describe, render
 from clover_compile.kernels.compiled import assembler
 from clover_compile.options import BuildOptions
+from clover_compile.profiling.options import ProfileOptions
+from clover_compile.profiling.run import profile
 from clover_compile.runtime import bundle as runtime_bundle
 from clover_compile.runtime import cuda_driver, gpu_needs
 from clover_compile.runtime.errors import BadBundle, NotProved, WrongMachine
 from clover_compile.runtime.launch_plan import Plan
 from clover_compile.runtime.manifest import read_bundle
 from clover_compile.runtime.program_engine import ProgramEngine
+from clover_compile.runtime.trt_finish import finish
 from clover_compile.runtime.unit_program import UnitProgram
 from clover_compile.targets.table import TARGETS
+from tests.bundles import edit
 from tests.command import clover_compile
 from tests.twin import Twin
 
@@ -260,3 +268,73 @@ def test_the_command_line_says_so(built: Path, capsys: pytest.CaptureFixture[str
     for command in (["run", str(built), "-p", "x"], ["verify", str(built)]):
         assert status(command) == 2
         assert "compute capability 9.0" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_kernels_compile(tmp_path: Path) -> None:
+    """One line, at once, from the build alone: workers and assemblers get the signal too."""
+    command = [sys.executable, "-m", "clover_compile.cli", "build", "--target", "triton-l40s"]
+    with subprocess.Popen(
+        [*command, "-o", str(tmp_path / "x.clover")], stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as child:  # fmt: skip
+        assert child.stderr is not None
+        for line in child.stderr:
+            if "kernels compiled" in line:
+                break
+        os.killpg(child.pid, signal.SIGINT)
+        rest = child.stderr.read()
+    assert child.returncode == 130
+    last = rest.strip().splitlines()[-1]
+    assert last == "clover-compile: interrupted; nothing was written"
+    assert "ptxas" not in rest
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_into_a_bundle(built: Path, tmp_path: Path) -> None:
+    copy = _copy(built, tmp_path)
+    for output in (copy / "sub.clover", copy / "deep" / "x.clover"):
+        with pytest.raises(CannotWrite, match="is a bundle"):
+            build(BuildOptions(models.find(), output), lambda line: None)
+    for output in (copy, copy / "report"):
+        with pytest.raises(CannotWrite, match="is a bundle"):
+            profile(ProfileOptions(copy, output=output), lambda line: None)
+    assert not (copy / "report").exists()
+    assert read_bundle(copy).identity == read_bundle(built).identity
+
+
+def _first_input(program: Any) -> Any:
+    return next(iter(program["steps"][3]["inputs"].values()))
+
+
+HOSTILE: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "an offset": ("pick.json", lambda x: x["outputs"]["entropy"][0].pop("offset")),
+    "a shape": ("commit.json", lambda x: _first_input(x).update(shape="../../x")),
+    "a buffer": ("replay.json", lambda x: x["buffers"].update(dict.fromkeys(x["buffers"], ""))),
+    "a plan": ("plans.json", lambda x: x.update(dict.fromkeys(x, 3))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_resealed_program_that_is_none(name: str, built: Path, tmp_path: Path) -> None:
+    copy = _copy(built, tmp_path)
+    file, change = HOSTILE[name]
+    content = json.loads((copy / file).read_text())
+    change(content)
+    (copy / file).write_text(json.dumps(content))
+    edit(copy)
+    with pytest.raises(BadBundle):
+        profile(ProfileOptions(copy), lambda line: None)
+
+
+def test_finish_is_for_other_bundles(built: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadBundle, match="triton-h100 bundle, which needs no finish"):
+        finish(built, tmp_path / "x.clover", lambda line: None)
+
+
+def test_no_arguments_is_a_readable_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status([]) == 2
+    assert "\nCommands:" in capsys.readouterr().err
+
+
+def test_the_manifest_names_no_folder_of_the_build(built: Path) -> None:
+    assert str(models.find()) not in (built / "manifest.json").read_text()

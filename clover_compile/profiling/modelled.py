@@ -14,7 +14,7 @@ from clover_compile.runtime.auto import WIDTHS
 from clover_compile.runtime.costs import CostTable, Points
 from clover_compile.runtime.launch_plan import Plan
 from clover_compile.runtime.manifest import Checked
-from clover_compile.runtime.unit_program import UnitProgram
+from clover_compile.runtime.program_files import guarded, read_plans, read_programs
 from clover_compile.targets.triton import static
 
 PREFIX = static.PREFIX
@@ -30,13 +30,8 @@ class Programs:
 
     def __init__(self, checked: Checked) -> None:
         self.gpu: Architecture = ARCHITECTURES[checked.manifest["target"].split("-")[1]]
-        self.units = {
-            name: UnitProgram.from_json(_read(checked.path / unit["file"]))
-            for name, unit in checked.manifest["units"].items()
-        }
-        self.plans: Mapping[str, Plan] = {
-            name: Plan.from_json(data) for name, data in _read(checked.path / "plans.json").items()
-        }
+        self.units = read_programs(checked)
+        self.plans: Mapping[str, Plan] = read_plans(checked)
 
     def calls(self, unit: str, rows: int, keep: int = 0) -> list[static.OpCall]:
         """The ops of one call."""
@@ -56,6 +51,10 @@ def _read(path: Path) -> Any:
 
 def profile(checked: Checked) -> tuple[list[dict[str, Any]], CostTable]:
     """Every main pass op by op, and the modelled cost table of a Triton bundle."""
+    return guarded(checked, "its programs", lambda: _profile(checked))
+
+
+def _profile(checked: Checked) -> tuple[list[dict[str, Any]], CostTable]:
     programs = Programs(checked)
     passes = []
     for label, rows in ROWS.items():

@@ -43,10 +43,14 @@ def profile(options: ProfileOptions, say: Say) -> dict[str, Any]:
     OtherModel, NeedsThisModel or BadMessages; CannotModel for one that can neither run here nor be
     modelled.
     """
-    if options.output is not None:
-        require_folder(options.output)
     checked = read_bundle(options.bundle, recosting=True)
     reason = _cannot_run(options, checked)
+    if reason and checked.manifest["engine"] != "triton":
+        raise CannotModel(path=spell(str(checked.path)), reason=reason)
+    if options.output is not None:
+        require_folder(options.output)
+    if reason and options.messages is not None:
+        say("no message is answered: the bundle cannot run here, so its passes are modelled")
     found, table = _modelled(checked, reason) if reason else _measured(options, say)
     found["costs"] = table.to_json()
     block: Any = read_json(checked.path / "generation.json")["block_size"]
@@ -71,8 +75,6 @@ def _cannot_run(options: ProfileOptions, checked: Checked) -> str | None:
 
 def _modelled(checked: Checked, reason: str) -> tuple[dict[str, Any], CostTable]:
     """What is known of a bundle that cannot run here."""
-    if checked.manifest["engine"] != "triton":
-        raise CannotModel(path=spell(str(checked.path)), reason=reason)
     from clover_compile.profiling import modelled
 
     passes, table = modelled.profile(checked)

@@ -86,6 +86,9 @@ def _require_proof(checked: Checked, unverified: bool) -> None:
     shown = one_line(str(checked.path))
     words = quote(checked.verdict.get("reason") or "no reason given", 300)
     remedy = "" if outcome == "failed" else ", or take it as it is with --unverified"
+    device = checked.manifest.get("device")
+    if isinstance(device, dict) and device.get("finished") is False:
+        remedy = ", after `clover-compile finish BUNDLE -o NEW`"
     raise NotProved(path=shown, outcome=outcome, reason=words, remedy=remedy)
 
 

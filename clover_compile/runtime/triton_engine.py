@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 from collections.abc import Callable, Mapping
 from math import prod
@@ -17,9 +16,9 @@ from clover_compile.runtime.gpu_needs import GpuNeeds
 from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Plan, strides_of
 from clover_compile.runtime.manifest import Checked
 from clover_compile.runtime.program_engine import ProgramEngine, state_layout
+from clover_compile.runtime.program_files import read_plans, read_programs, read_table
 from clover_compile.runtime.state_pool import Layout
 from clover_compile.runtime.terminal import one_line
-from clover_compile.runtime.unit_program import UnitProgram
 
 STORED = {
     "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
@@ -40,21 +39,13 @@ def open_engine(checked: Checked) -> ProgramEngine:
 
 
 def _open(checked: Checked) -> ProgramEngine:
-    kernels = _read(checked, "kernels.json")
-    programs = {
-        name: UnitProgram.from_json(_read(checked, unit["file"]))
-        for name, unit in checked.manifest["units"].items()
-    }
+    kernels = read_table(checked, "kernels.json")
+    programs = read_programs(checked)
     state = state_layout(programs["commit"], checked.manifest["context"])
     _needs(checked, kernels, state).check(one_line(str(checked.path)))
-    described = _read(checked, "plans.json")
-    plans = {key: Plan.from_json(value) for key, value in described.items()}
+    described, plans = read_table(checked, "plans.json"), read_plans(checked)
     device = CudaDevice(_modules(checked.path, kernels["kernels"]), _keys(plans, described))
     return ProgramEngine(programs, plans, upload(checked, device), device)
-
-
-def _read(checked: Checked, name: str) -> Any:
-    return json.loads((checked.path / name).read_text(encoding="utf-8"))
 
 
 def _refuse(checked: Checked, fault: str) -> BadBundle:

@@ -31,6 +31,9 @@ KEYS: dict[str, type] = {
 def check(checked: Checked, allow_native: bool, finishing: bool = False) -> dict[str, Any]:
     """The manifest's `device`; BadBundle or WrongMachine if this machine cannot open (or finish)
     the bundle."""
+    if checked.manifest.get("engine") not in ("trt", None):
+        what = f"it is a {checked.manifest['target']} bundle, which needs no finish"
+        raise BadBundle(one_line(str(checked.path)), one_line(what))
     stated = checked.manifest.get("device")
     faults = _stated(stated, checked)
     device: dict[str, Any] = stated if isinstance(stated, dict) else {}

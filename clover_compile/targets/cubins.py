@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ def compile_plans(plans: Mapping[str, Plan], capability: int, target: str, say: 
 def _compile(jobs: Mapping[str, Job], say: Say) -> dict[str, Compiled]:
     """Kernel -> its code, in the order of `jobs`."""
     made: dict[str, Compiled] = {}
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), _deaf) as pool:
         running = {pool.submit(_compile_job, job): name for name, job in jobs.items()}
         try:
             for done in as_completed(running):
@@ -143,9 +144,17 @@ def _compile(jobs: Mapping[str, Job], say: Say) -> dict[str, Compiled]:
                 if len(made) % 10 == 0 or len(made) == len(jobs):
                     say(f"    {len(made)} of {len(jobs)} kernels compiled")
         except BaseException:
+            # Whoever stops a build does not want to wait for the kernels at hand.
+            for worker in list((pool._processes or {}).values()):
+                worker.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return {name: made[name] for name in jobs}
+
+
+def _deaf() -> None:
+    """A terminal sends Ctrl-C to workers and assemblers too: the build alone answers it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _compile_job(job: Job) -> Compiled:

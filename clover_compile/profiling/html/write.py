@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clover_compile.bundle import bundle_around
 from clover_compile.errors import CannotWrite
 from clover_compile.profiling.html.report import render
 from clover_compile.tensor_names import spell
@@ -14,6 +15,9 @@ from clover_compile.tensor_names import spell
 
 def require_folder(folder: Path) -> None:
     """Makes the folder, before minutes are spent on what goes into it; raises CannotWrite."""
+    if (around := bundle_around(folder)) is not None:
+        reason = f"{spell(str(around))} is a bundle, which takes nothing more"
+        raise CannotWrite(path=spell(str(folder)), reason=reason)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".clover-compile"

@@ -46,11 +46,20 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "runner.pyz"))
+RUNNER = HERE / "runner.pyz"
+sys.path.insert(0, str(RUNNER))
 
-from clover_compile.runtime.trt_finish import main  # noqa: E402
+try:
+    from clover_compile.runtime import trt_finish
+except ImportError as error:
+    if (error.name or "").startswith("clover_compile"):
+        sys.exit(f"finish.py: {RUNNER} is missing or damaged; fetch or build the bundle again")
+    sys.exit(f"finish.py: the package {error.name} is not installed; run: "
+             f"pip install -r {HERE / 'requirements.txt'}")
 
-sys.exit(main(sys.argv[1:], bundle=HERE))
+if not str(trt_finish.__file__).startswith(str(RUNNER)):
+    sys.exit(f"finish.py: {RUNNER} is missing or damaged; fetch or build the bundle again")
+sys.exit(trt_finish.main(sys.argv[1:], bundle=HERE))
 '''
 
 
