@@ -7,6 +7,9 @@ from typing import Any
 
 from clover_compile.runtime.manifest import read_bundle
 
+UNUSUAL = 8
+"""Experts of unusual range that are named."""
+
 
 def describe(path: Path) -> dict[str, Any]:
     """Manifest, verdict and costs of a bundle; refuses a damaged bundle as `run` does."""
@@ -48,6 +51,7 @@ def render(found: dict[str, Any]) -> str:
     lines.append("weights")
     for group, row in m["precision"].items():
         lines.append(f"    {group:<22} {row['tensors']:>5} tensors  {row['bytes'] / 1e6:>10.1f} MB")
+    lines += _quantisation(m.get("quantisation") or {})
     built = ", ".join(f"{name} {number}" for name, number in m["built_with"].items())
     accepts = ", ".join(f"{name} {span}" for name, span in m["accepts"].items())
     costs = found["costs"]
@@ -69,6 +73,23 @@ def _nodes(units: dict[str, Any]) -> list[str]:
             kernels.setdefault(f"{function} {gpu}", []).append(digest)
         held = ", ".join(f"{k} x{len(x)}" if len(x) > 1 else k for k, x in kernels.items())
         lines.append(f"    {unit:<8} {name:<24} {row['op']:<16} {held}")
+    return lines
+
+
+def _quantisation(found: dict[str, Any]) -> list[str]:
+    """What rounding did to the weights, by group, and experts far from the others."""
+    if not found:
+        return []
+    lines = ["quantised  error: norm of the difference over the norm"]
+    for group, row in found["groups"].items():
+        lines.append(
+            f"    {group:<22} {row['tensors']:>5} tensors  {row['bytes_before'] / 1e6:>10.1f} -> "
+            f"{row['bytes'] / 1e6:.1f} MB  error {row['error']:.2%}, at most {row['worst']:.2%}"
+        )
+    odd = found["unusual_experts"]
+    shown = ", ".join(f"{x['tensor']} {x['expert']}" for x in odd[:UNUSUAL])
+    more = f" and {len(odd) - UNUSUAL} more" if len(odd) > UNUSUAL else ""
+    lines.append(f"    experts of unusual range: {shown + more if odd else 'none'}")
     return lines
 
 

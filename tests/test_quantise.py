@@ -14,6 +14,7 @@ from clover_compile import models, prove
 from clover_compile.build import build
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import PassFailed, VerdictError, WrongDtype
+from clover_compile.inspection import _quantisation
 from clover_compile.kernels.fp8 import LARGEST, quantised, scales, widened
 from clover_compile.model.load import load_model
 from clover_compile.options import BuildOptions
@@ -85,6 +86,17 @@ def test_the_report_names_experts_of_unusual_range() -> None:
     row = found["groups"]["experts"]
     assert row["bytes"] == 8 * 4 * 6 + 4 * 8 * 4 and row["bytes_before"] == 4 * 8 * 4 * 6
     assert 0 < row["error"] < 0.04 and row["worst"] == pytest.approx(row["error"])
+
+
+def test_inspect_shows_the_report() -> None:
+    row = {"tensors": 16, "bytes": 1_600_000, "bytes_before": 3_100_000, "error": 0.0254,
+           "worst": 0.0258, "worst_tensor": "x"}  # fmt: skip
+    odd = [{"tensor": "t", "expert": i, "largest": 9.0, "median": 1.0} for i in range(10)]
+    lines = _quantisation({"groups": {"experts": row}, "unusual_experts": odd})
+    assert "3.1 -> 1.6 MB  error 2.54%, at most 2.58%" in lines[1]
+    assert "t 0, t 1" in lines[2] and lines[2].endswith("and 2 more")
+    assert _quantisation({}) == []
+    assert "none" in _quantisation({"groups": {}, "unusual_experts": []})[-1]
 
 
 @pytest.mark.parametrize("name", ["triton-a100", "triton-rtx3090"])
