@@ -329,6 +329,8 @@ def test_a_resealed_program_that_is_none(name: str, built: Path, tmp_path: Path)
 def test_finish_is_for_other_bundles(built: Path, tmp_path: Path) -> None:
     with pytest.raises(BadBundle, match="triton-h100 bundle, which needs no finish"):
         finish(built, tmp_path / "x.clover", lambda line: None)
+    with pytest.raises(BadBundle, match="it exists"):
+        finish(built, tmp_path, lambda line: None)
 
 
 def test_no_arguments_is_a_readable_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,9 +51,9 @@ def finish(path: Path, output: Path, say: Say, allow_native: bool = False) -> di
     is left at `output`.
     """
     checked = read_bundle(path, recheck=True)
-    device = check(checked, allow_native, finishing=True)
     if output.exists() or output.is_symlink():
         raise BadBundle(one_line(str(output)), "it exists: give another -o")
+    device = check(checked, allow_native, finishing=True)
     folder = output.absolute().parent / f".{output.name}.building-{os.getpid()}"
     folder.mkdir(parents=True)
     try:
