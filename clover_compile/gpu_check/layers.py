@@ -19,7 +19,7 @@ import torch
 
 from clover_compile import models, oversize
 from clover_compile.kernels import release
-from clover_compile.kernels.compiled import Compiled, operands
+from clover_compile.kernels.compiled import Compiled
 from clover_compile.kernels.costs import ROWS
 from clover_compile.model import interface
 from clover_compile.model.config import GenerationConfig, ModelConfig
@@ -28,7 +28,7 @@ from clover_compile.passes.pipeline import PIPELINE
 from clover_compile.runtime.cuda_device import CudaArray, CudaDevice, Module
 from clover_compile.runtime.launch_plan import Plan, strides_of
 from clover_compile.runtime.program_engine import ProgramEngine
-from clover_compile.targets.cubins import Job, jobs_of, plan_key
+from clover_compile.targets.cubins import Job, jobs_of, parameters, plan_key
 from clover_compile.targets.triton.build import ORDER
 from clover_compile.targets.triton.join import JoinWriteGate
 from clover_compile.targets.triton.lowering import Lowered, Lowering
@@ -129,12 +129,8 @@ def engine(lowered: Mapping[str, Lowered], compiled: Mapping[str, Compiled | str
 
 
 def _module(job: Job, made: Compiled) -> Module:
-    from clover_compile.kernels.compiled import signature
-
-    types = signature(job.launch, operands(job.plan, job.variant))
-    names = tuple(name for name, kind in types.items() if kind != "constexpr")
     function = job.launch.kernel.split(":")[1]
-    return Module(made.cubin, function, names, made.warps, made.shared)
+    return Module(made.cubin, function, tuple(parameters(job)), made.warps, made.shared)
 
 
 def _weight(dtype: str, shape: tuple[Any, ...], value: torch.Tensor | None) -> CudaArray:

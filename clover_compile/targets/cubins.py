@@ -161,11 +161,16 @@ def _compile_job(job: Job) -> Compiled:
     return compile_launch(job.plan, job.variant, job.launch, job.capability)
 
 
-def _row(job: Job, made: Compiled, usage: Usage) -> dict[str, Any]:
+def parameters(job: Job) -> list[str]:
+    """Kernel parameters that a launch passes, in order; constants are compiled in."""
     types = signature(job.launch, operands(job.plan, job.variant))
+    return [name for name, kind in types.items() if kind != "constexpr"]
+
+
+def _row(job: Job, made: Compiled, usage: Usage) -> dict[str, Any]:
     return {
         "function": job.launch.kernel.split(":")[1],
-        "parameters": [name for name, kind in types.items() if kind != "constexpr"],
+        "parameters": parameters(job),
         "warps": made.warps, "shared": made.shared, "registers": usage.registers,
         "instructions": usage.instructions, "stack": usage.stack,
         "sha256": hashlib.sha256(made.cubin).hexdigest(),
