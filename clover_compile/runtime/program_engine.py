@@ -103,9 +103,6 @@ class Holder(Protocol):
     @property
     def pool(self) -> StatePool: ...
 
-    def rows(self, array: Any, start: int, count: int) -> Any:
-        """Rows of axis 1 of a contiguous array."""
-
 
 class ProgramState(State):
     """The state of one sequence on the device."""
@@ -133,8 +130,8 @@ class ProgramState(State):
                 continue
             (made,) = new[f"{name}.new"].live()
             if name[0] in "kv":
-                made = self.engine.rows(made, 0, rows)
-                array = self.engine.rows(array, self.length, rows)
+                made = rows_of(device, made, 0, rows)
+                array = rows_of(device, array, self.length, rows)
             if made is not array:  # an engine may have updated the state in place
                 device.copy(made, array)
         self._advance_length(self.length + rows)
@@ -150,6 +147,13 @@ class ProgramState(State):
             self.engine.device.copy(array, twin.arrays[name])
         twin.length = self.length
         return twin
+
+
+def rows_of(device: EngineDevice, array: Any, start: int, count: int) -> Any:
+    """Rows of axis 1 of a contiguous array."""
+    shape = device.shape(array)
+    part = (shape[0], count, *shape[2:])
+    return device.view(array, start * prod(shape[2:]), part, strides_of(part))
 
 
 def state_layout(commit: UnitProgram, context: int) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -177,12 +181,6 @@ class ProgramEngine:
     def new_state(self, sizes: Sizes, context: int) -> ProgramState:
         """The state of an empty sequence, on the device."""
         return ProgramState(self, sizes, context)
-
-    def rows(self, array: Any, start: int, count: int) -> Any:
-        """Rows of axis 1 of a contiguous array."""
-        shape = self.device.shape(array)
-        part = (shape[0], count, *shape[2:])
-        return self.device.view(array, start * prod(shape[2:]), part, strides_of(part))
 
     def run(
         self, unit: str, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None

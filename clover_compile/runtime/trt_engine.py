@@ -21,7 +21,7 @@ from clover_compile.runtime.engine import Array, Sizes
 from clover_compile.runtime.errors import BadBundle, EngineFailed
 from clover_compile.runtime.launch_plan import strides_of
 from clover_compile.runtime.manifest import Checked
-from clover_compile.runtime.program_engine import ProgramState, Stale
+from clover_compile.runtime.program_engine import ProgramState, Stale, rows_of
 from clover_compile.runtime.state_pool import StatePool
 from clover_compile.runtime.terminal import one_line
 from clover_compile.runtime.triton_engine import upload
@@ -172,12 +172,6 @@ class TrtEngine:
         names = [n for n in unit.row["inputs"] if n not in ("ids", "length", "keep")]
         return {name: (unit.dtype(name), unit.most(name)) for name in names}
 
-    def rows(self, array: CudaArray, start: int, count: int) -> CudaArray:
-        """Rows of axis 1 of a contiguous array."""
-        shape = self.device.shape(array)
-        part = (shape[0], count, *shape[2:])
-        return self.device.view(array, start * prod(shape[2:]), part, strides_of(part))
-
     def run(
         self, unit: str, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None
     ) -> dict[str, Any]:
@@ -222,5 +216,5 @@ class TrtEngine:
         most = unit.most(name)
         made = unit.buffer(name, most)
         if host.shape[1]:
-            self.device.write(self.rows(made, 0, host.shape[1]), host)
+            self.device.write(rows_of(self.device, made, 0, host.shape[1]), host)
         return made
