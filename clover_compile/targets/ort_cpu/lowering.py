@@ -74,12 +74,13 @@ def arrange(tensor: Tensor, layout: str) -> Tensor:
     parts = int(count or 1)
     if not layout:
         return tensor
+    experts, rows, columns = tensor.shape
     if kind == INTERLEAVED:
-        gate, up = tensor.chunk(2, 1)
-        rows = torch.stack([gate, up], 2).flatten(1, 2)
-        return torch.cat(rows.chunk(parts, 1))
+        split = tensor.reshape(experts, 2, parts, -1, columns)
+        return split.permute(2, 0, 3, 1, 4).reshape(parts * experts, -1, columns)
     if kind == COLUMNS:
-        return torch.cat(tensor.chunk(parts, 2))
+        split = tensor.reshape(experts, rows, parts, -1)
+        return split.permute(2, 0, 1, 3).reshape(parts * experts, rows, -1)
     raise ValueError(f"unknown layout {layout}")
 
 
