@@ -16,7 +16,7 @@ def describe(path: Path) -> dict[str, Any]:
     checked = read_bundle(path)
     return {
         "id": checked.identity, "manifest": checked.manifest, "verdict": checked.verdict,
-        "costs": checked.costs and checked.costs.to_json(),
+        "costs": checked.costs and checked.costs.to_json(), "costs_fault": checked.costs_fault,
     }  # fmt: skip
 
 
@@ -54,8 +54,9 @@ def render(found: dict[str, Any]) -> str:
     lines += _quantisation(m.get("quantisation") or {})
     built = ", ".join(f"{name} {number}" for name, number in m["built_with"].items())
     accepts = ", ".join(f"{name} {span}" for name, span in m["accepts"].items())
-    costs = found["costs"]
+    costs, fault = found["costs"], found["costs_fault"]
     told = f"{costs['kind']}, for --decode auto" if costs else "none; `clover-compile profile` adds"
+    told = f"not usable ({fault}); `clover-compile profile` renews them" if fault else told
     lines += [f"built with {built}", f"accepts    {accepts}", f"costs      {told}"]
     if m["unknown_keys"]:
         lines.append(f"ignored configuration keys: {', '.join(m['unknown_keys'])}")

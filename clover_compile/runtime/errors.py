@@ -77,13 +77,14 @@ class NotANumber(RunError):
 
 
 class AutoNeedsCosts(InputError):
-    """`--decode auto` picks the way by what each costs, and this bundle carries no costs.
-    `clover-compile profile` measures them on this machine and writes them into the bundle.
+    """`--decode auto` picks the way by what each costs, and this bundle carries no costs, or they are
+    damaged or of another bundle. `clover-compile profile` measures them on this machine and writes
+    them into the bundle. No other way to decode needs them.
     """
 
     template = (
-        "decode 'auto' needs the bundle's costs.json; run `clover-compile profile BUNDLE`, "
-        "or name a way: {known}"
+        "decode 'auto' needs the bundle's costs.json ({found}); run `clover-compile profile "
+        "BUNDLE`, or name a way: {known}"
     )
 
 
@@ -116,16 +117,20 @@ class NoBundle(InputError):
     template = "{path}: not a bundle ({reason}); make one with `clover-compile build -o {path}`"
 
 
+MEND = "mend that, or fetch or build the bundle again"
+"""What to do about a damaged bundle, unless there is something simpler."""
+
+
 class BadBundle(InputError):
     """The bundle is damaged, incomplete, mixed up with another, or made for other software. Nothing
     of it was opened; build it again, or fetch it again. If only verdict.json is at fault,
     `clover-compile verify` proves the bundle again and writes a new one.
     """
 
-    template = "{path}: refused: {faults}; mend that, or fetch or build the bundle again"
+    template = "{path}: refused: {faults}; {remedy}"
 
-    def __init__(self, path: object, faults: str) -> None:
-        super().__init__(path=path, faults=faults)
+    def __init__(self, path: object, faults: str, remedy: str = MEND) -> None:
+        super().__init__(path=path, faults=faults, remedy=remedy)
 
 
 class WrongMachine(InputError):

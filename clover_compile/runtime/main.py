@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_MESSAGES = 16 << 20
 """Most bytes of a --messages file."""
 
+RECOST = "--decode auto will refuse it: run `clover-compile profile BUNDLE` again"
+
 FORWARDED = (
     "max_new_tokens", "decode", "accept", "width", "block_size", "threshold", "temperature",
     "top_k", "top_p", "seed", "thinking", "exact", "raw",
@@ -60,6 +62,7 @@ def main(argv: Sequence[str], bundle: Path | None = None, prog: str = "clover-co
 def _run(argv: Sequence[str], bundle: Path | None, prog: str) -> None:
     try:
         from clover_compile.runtime.arguments import parser
+        from clover_compile.runtime.request import AUTO
 
         arguments = parser(prog, with_bundle=bundle is None).parse_args(argv)
         path = Path(arguments.bundle) if bundle is None else bundle
@@ -71,6 +74,8 @@ def _run(argv: Sequence[str], bundle: Path | None, prog: str) -> None:
     chosen = {name: getattr(arguments, name) for name in FORWARDED if hasattr(arguments, name)}
     if chosen.get("exact") and chosen.get("accept") == "release":
         raise Faults("request", ("--exact excludes --accept release; give one of them",))
+    if session.costs_fault and chosen.get("decode") != AUTO:
+        streams.say(f"{prog}: warning: {one_line(session.costs_fault)}; {RECOST}")
     live = _live(session) if arguments.live else None
     try:
         answer = session.generate(prompt, on_step=live, **chosen)

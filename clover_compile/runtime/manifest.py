@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clover_compile.runtime.costs import COSTS, CostTable
-from clover_compile.runtime.errors import BadBundle, NoBundle
+from clover_compile.runtime.errors import MEND, BadBundle, NoBundle
 from clover_compile.runtime.hashes import Remembered, file_hash
 from clover_compile.runtime.manifest_shape import (
     Files,
@@ -40,6 +40,9 @@ MAX_MANIFEST = 16 << 20
 MAX_SHOWN = 8
 """Faults named before the rest is only counted."""
 
+RENEW = "`clover-compile verify` on it proves it again and writes a new verdict.json"
+"""What mends a bundle of which only the verdict is missing or damaged."""
+
 LOST = {"outcome": "unproved", "reason": "its verdict is lost or damaged"}
 """Stands for a verdict that cannot be read, while a new one is made."""
 
@@ -57,7 +60,9 @@ class Checked:
     manifest: dict[str, Any]
     verdict: dict[str, Any]
     costs: CostTable | None = None
-    """What costs.json says, if there is one."""
+    """What costs.json says, if there is one that can be used."""
+    costs_fault: str | None = None
+    """Why the costs.json that is there cannot be used."""
 
 
 def bundle_id(path: str | Path) -> str:
@@ -76,7 +81,8 @@ def read_bundle(
     for the build itself: to everybody else the folder it works in is no bundle, even in the moment
     between its verdict and its renaming. `renewing` is for who will write the verdict anew: one
     that is missing, damaged or of another bundle counts as LOST. `recosting` is for who will write
-    costs.json anew: whatever it holds is not looked at.
+    costs.json anew: whatever it holds is not looked at. Only `auto` needs costs, so what is wrong
+    with them refuses nothing here and stands in the result.
     """
     path = _folder(path)
     if not unfinished and UNFINISHED.fullmatch(path.resolve().name):
@@ -84,7 +90,7 @@ def read_bundle(
     manifest, identity = _manifest(path)
     faults: list[str] = []
     files = _listed(manifest, faults)
-    _present(path, files, OUTSIDE[:-1] if renewing else OUTSIDE, faults)
+    _present(path, files, faults)
     if not faults:
         _contents(path, files, recheck, faults)
     about: list[str] = []
@@ -93,12 +99,13 @@ def read_bundle(
         verdict = dict(LOST)
     else:
         faults += about
-    costs = None if recosting else _costs(path, identity, faults)
+    remedy = RENEW if faults and faults == about else MEND
     faults = faults or shape_faults(manifest, files) or version_faults(manifest["accepts"])
     if faults:
         more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []
-        raise _bad(path, "; ".join(faults[:MAX_SHOWN] + more))
-    return Checked(path, identity, manifest, verdict, costs)
+        raise BadBundle(one_line(str(path)), "; ".join(faults[:MAX_SHOWN] + more), remedy)
+    costs, why = (None, None) if recosting else _costs(path, identity)
+    return Checked(path, identity, manifest, verdict, costs, why)
 
 
 def _folder(path: str | Path) -> Path:
@@ -170,10 +177,10 @@ def _listed(manifest: Mapping[str, Any], faults: list[str]) -> dict[str, tuple[s
     return files
 
 
-def _present(path: Path, files: Files, own: Sequence[str], faults: list[str]) -> None:
+def _present(path: Path, files: Files, faults: list[str]) -> None:
     """The folder holds exactly the listed files and our own, all regular and of the right size.
 
-    Of our own files those of `own` must be there.
+    Whether a verdict and costs are there is for who reads them.
     """
     found: dict[str, int] = {}
     folders: list[str] = []
@@ -188,7 +195,7 @@ def _present(path: Path, files: Files, own: Sequence[str], faults: list[str]) ->
             kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
             faults.append(f"{quote(name)} is {kind}")
             found[name] = files[name][1] if name in files else 0
-    missing = {*files, *own} - set(found)
+    missing = set(files) - set(found)
     faults += [f"{quote(name)} is missing" for name in sorted(missing)]
     extra = set(found) - {*files, *OUTSIDE, *OPTIONAL}
     faults += [f"{quote(name)} does not belong to the bundle" for name in sorted(extra)]
@@ -228,25 +235,28 @@ def _verdict(path: Path, identity: str, faults: list[str]) -> dict[str, Any]:
     return verdict
 
 
-def _costs(path: Path, identity: str, faults: list[str]) -> CostTable | None:
+def _costs(path: Path, identity: str) -> tuple[CostTable | None, str | None]:
+    """The costs, if there are any, or why they cannot be used."""
     if not (path / COSTS).exists():
-        return None
-    before = len(faults)
+        return None, None
+    faults: list[str] = []
     content = _signed(path, COSTS, identity, faults)
-    if len(faults) == before:
-        try:
-            return CostTable.from_json(content)
-        except ValueError as fault:
-            faults.append(f"{COSTS}: {fault}")
-    faults[-1] += "; remove it or run `clover-compile profile` again"
-    return None
+    if faults:
+        return None, faults[0]
+    try:
+        return CostTable.from_json(content), None
+    except ValueError as fault:
+        return None, f"{COSTS}: {fault}"
 
 
 def _signed(path: Path, name: str, identity: str, faults: list[str]) -> dict[str, Any]:
     """A file outside the manifest that names the bundle and carries the hash of its own content.
 
-    It must also be spelled as we spell it: then no byte of it can change unnoticed.
+    It must also be spelled as we spell it: then no byte of it can change unnoticed. What is there
+    but no regular file is told by `_present`.
     """
+    if (path / name).is_symlink() or ((path / name).exists() and not (path / name).is_file()):
+        return {}
     try:
         data = read_file(path / name, MAX_MANIFEST)
         content: dict[str, Any] = parse_json(data)

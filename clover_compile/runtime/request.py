@@ -57,16 +57,18 @@ class Request:
     sampling: Sampling
 
 
-def check(options: dict[str, Any], rules: GenerationRules, costs: bool = False) -> Request:
+def check(
+    options: dict[str, Any], rules: GenerationRules, no_costs: str | None = "there is none"
+) -> Request:  # fmt: skip
     """Checks the options of one generation; raises Faults with all that is wrong.
 
-    `options` holds every key of DEFAULTS but `thinking`; `costs`: whether the bundle has any, else
-    raises AutoNeedsCosts for `auto`.
+    `options` holds every key of DEFAULTS but `thinking`; `no_costs`: why the bundle has no costs,
+    for which `auto` is refused with AutoNeedsCosts, or None if it has.
     """
     faults: list[str] = []
     way = options["decode"]
-    if way == AUTO and not costs:
-        raise AutoNeedsCosts(known=", ".join(WAYS))
+    if way == AUTO and no_costs is not None:
+        raise AutoNeedsCosts(found=no_costs, known=", ".join(WAYS))
     if way not in (*WAYS, AUTO):
         faults.append(f"decode {quote(way)} is unknown; choose from {', '.join(WAYS)}")
     else:
