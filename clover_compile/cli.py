@@ -14,6 +14,8 @@ import click
 from clover_compile import __version__, flags
 from clover_compile.runtime import streams
 from clover_compile.runtime.errors import CloverError
+from clover_compile.runtime.nearest import did_you_mean
+from clover_compile.runtime.strict_json import quote
 from clover_compile.runtime.terminal import one_line
 
 DEBUG = click.option(
@@ -38,6 +40,17 @@ class Once(click.Option):
         if values and len(values) > 1:
             raise click.UsageError(f"{self.opts[0]} is given more than once; give it once")
         return values[0] if values else None
+
+
+class Choice(click.Choice[str]):
+    """A word of a fixed set; another one is told with the nearest of them."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The word itself; raises BadParameter with the known ones."""
+        if value in self.choices:
+            return value
+        known, meant = ", ".join(self.choices), did_you_mean(value, self.choices)
+        self.fail(f"{quote(value, 100)} is unknown{meant}; give one of: {known}", param, ctx)
 
 
 class Terminated(BaseException):
@@ -98,7 +111,9 @@ def _complain(words: str, code: int) -> int:
 
 def _words(error: Exception) -> str:
     if isinstance(error, CloverError) or not isinstance(error, OSError):
-        return str(error)
+        from clover_compile import advice
+
+        return advice.words(error)
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}; nothing was written"
 
@@ -131,7 +146,7 @@ def main() -> None:
 @click.option(
     "--dtype",
     cls=Once,
-    type=click.Choice(["fp32", "fp16", "bf16", "fp8"]),
+    type=Choice(["fp32", "fp16", "bf16", "fp8"]),
     help="Precision of the weights.  [default: the target's first]",
 )
 @click.option(
@@ -204,9 +219,10 @@ def _outcome(verdict: dict[str, Any]) -> str:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(arguments: tuple[str, ...]) -> None:
     """Answers a prompt with a bundle (`clover-compile run --help` for its options)."""
+    from clover_compile import advice
     from clover_compile.runtime.main import main as runner
 
-    sys.exit(runner(list(arguments), prog="clover-compile run"))
+    sys.exit(runner(list(arguments), prog="clover-compile run", words=advice.words))
 
 
 @main.command()
@@ -349,6 +365,9 @@ def profile(
     from clover_compile.profiling.run import profile as measure
     from clover_compile.profiling.text import render
 
+    if against not in (None, "eager") and not Path(against).exists():
+        meant = did_you_mean(against, ("eager",))
+        raise click.UsageError(f"--against {quote(against)}{meant}: no such bundle, nor `eager`")
     options = ProfileOptions(
         path, model, against, messages, answers, max_new_tokens, rounds, threads, output,
         allow_native,

@@ -67,7 +67,7 @@ class NoModel(InputError):
     """
 
     template = (
-        "{model}: no such folder; give a folder holding config.json and model.safetensors, "
+        "{model}: no such folder{meant}; give a folder holding config.json and model.safetensors, "
         "or a bundled model: {known}"
     )
 
@@ -135,7 +135,7 @@ class PassFailed(BuildError):
 class UnknownTarget(InputError):
     """The target named on the command line does not exist; `clover-compile targets` lists them."""
 
-    template = "no target is called {name!r}; give one of: {known}"
+    template = "no target is called {name}{meant}; give one of: {known}"
 
 
 class OutputExists(InputError):

@@ -139,7 +139,7 @@ SURROUNDINGS: list[tuple[str, Callable[[Path], None], tuple[str, ...], str]] = [
     ("a file as model", _nothing, ("model/config.json", "-o", "x"), "no such folder"),
     ("an empty folder as model", _folder, ("x.clover", "-o", "x"), "config.json is missing"),
     ("a bundle as model", _bundle, ("x.clover", "-o", "x"), "config.json is missing"),
-    ("no such target", _nothing, (*OUT, "--target", "nope"), "no target is called 'nope'"),
+    ("no such target", _nothing, (*OUT, "--target", "nope"), 'no target is called "nope"; give'),
     ("fp16", _nothing, (*OUT, "--dtype", "fp16"), "--dtype fp16 is not for target ort-cpu"),
     ("bf16", _nothing, (*OUT, "--dtype", "bf16"), "--dtype bf16 is not for target ort-cpu"),
     ("fp8", _nothing, (*OUT, "--dtype", "fp8"), "--dtype fp8 is not for target ort-cpu"),
@@ -171,7 +171,7 @@ def test_a_plan_is_refused_alike(
 USAGE = [
     (("--nope",), "No such option"),
     (("model", "model"), "unexpected extra argument"),
-    (("--dtype", "int4"), "is not one of 'fp32'"),
+    (("--dtype", "int4"), '"int4" is unknown; give one of: fp32, fp16, bf16, fp8'),
     (("--context", "many"), "is not a valid integer"),
     (("-o",), "requires an argument"),
     *(

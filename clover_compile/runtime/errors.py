@@ -5,7 +5,10 @@ The class docstring says why it happens and what to do; the error catalogue is g
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
+
+from clover_compile.runtime.terminal import one_line
 
 
 class CloverError(Exception):
@@ -109,12 +112,21 @@ class FinishFailed(RunError):
     )
 
 
+GIVE_BUNDLE = "give a folder that `clover-compile build MODEL -o NEW.clover` wrote"
+"""What to do where nothing more is known of the path."""
+
+
 class NoBundle(InputError):
     """The path does not lead to a bundle that a build has finished. A killed build leaves none:
     build again.
     """
 
-    template = "{path}: not a bundle ({reason}); make one with `clover-compile build -o {path}`"
+    template = "{path}: not a bundle ({reason}); {remedy}"
+
+    def __init__(self, path: Path | str, reason: str, remedy: str | None = None) -> None:
+        shown = one_line(str(path))
+        super().__init__(path=shown, reason=reason, remedy=remedy or GIVE_BUNDLE)
+        self.place, self.remedy = Path(path), remedy
 
 
 MEND = "mend that, or fetch or build the bundle again"

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +32,14 @@ FORWARDED = (
 """Options handed on to `Session.generate` when they are given."""
 
 
-def main(argv: Sequence[str], bundle: Path | None = None, prog: str = "clover-compile run") -> int:
+def main(
+    argv: Sequence[str], bundle: Path | None = None, prog: str = "clover-compile run",
+    words: Callable[[Exception], str] = str,
+) -> int:  # fmt: skip
     """Runs one command line and returns its exit status; never raises.
 
-    With `bundle` the command line names none, and that bundle may load its own native code.
+    With `bundle` the command line names none, and that bundle may load its own native code. `words`
+    spells the message of an error of ours: the compiler half knows more to advise.
     """
     debug = "--debug" in argv
     try:
@@ -55,7 +59,7 @@ def main(argv: Sequence[str], bundle: Path | None = None, prog: str = "clover-co
         if debug:
             traceback.print_exc()
         else:
-            _complain(prog, _words(error))
+            _complain(prog, _words(error, words))
         return error.exit_status if isinstance(error, CloverError) else 1
 
 
@@ -178,10 +182,10 @@ def _summary(answer: Generation) -> str:
     return ", ".join([tokens, *steps, f"{seconds:.2f} s"])
 
 
-def _words(error: Exception) -> str:
+def _words(error: Exception, words: Callable[[Exception], str]) -> str:
     """One line about an error that is safe to print."""
     if isinstance(error, CloverError):
-        return str(error)
+        return words(error)
     if isinstance(error, MemoryError):
         return "out of memory; shorten the prompt, or use a machine with more"
     if isinstance(error, OSError):

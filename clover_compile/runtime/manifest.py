@@ -86,7 +86,7 @@ def read_bundle(
     """
     path = _folder(path)
     if not unfinished and UNFINISHED.fullmatch(path.resolve().name):
-        raise NoBundle(path=one_line(str(path)), reason="a build that was cut off left it")
+        raise NoBundle(path, "a build that was cut off left it", "build it again")
     manifest, identity = _manifest(path)
     faults: list[str] = []
     files = _listed(manifest, faults)
@@ -110,15 +110,13 @@ def read_bundle(
 
 def _folder(path: str | Path) -> Path:
     path = Path(path)
-    shown = one_line(str(path))
     try:
         if not path.is_dir():
-            reason = "it is a file" if path.exists() else "no such folder"
-            raise NoBundle(path=shown, reason=reason)
+            raise NoBundle(path, "it is a file" if path.exists() else "no such folder")
         if not (path / "manifest.json").is_file():
-            raise NoBundle(path=shown, reason="no manifest.json in it")
+            raise NoBundle(path, "no manifest.json in it")
     except (ValueError, OSError):  # a NUL in the name, or a folder that may not be entered
-        raise NoBundle(path=shown, reason="it cannot be opened") from None
+        raise NoBundle(path, "it cannot be opened") from None
     return path
 
 

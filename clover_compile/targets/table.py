@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from clover_compile.errors import UnknownTarget, WrongDtype
 from clover_compile.options import TARGETS_OWN
+from clover_compile.runtime.nearest import did_you_mean
+from clover_compile.runtime.strict_json import quote
 
 if TYPE_CHECKING:
     from clover_compile.targets.base import Target
@@ -110,7 +112,8 @@ TARGETS: dict[str, Row] = {
 def known(name: str) -> Row:
     """The row of a target; raises UnknownTarget with the known ones."""
     if name not in TARGETS:
-        raise UnknownTarget(name=name, known=", ".join(TARGETS))
+        meant = did_you_mean(name, TARGETS)
+        raise UnknownTarget(name=quote(name, 100), meant=meant, known=", ".join(TARGETS))
     return TARGETS[name]
 
 
