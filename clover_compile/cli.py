@@ -50,7 +50,7 @@ class Choice(click.Choice[str]):
         if value in self.choices:
             return value
         known, meant = ", ".join(self.choices), did_you_mean(value, self.choices)
-        self.fail(f"{quote(value, 100)} is unknown{meant}; give one of: {known}", param, ctx)
+        return self.fail(f"{quote(value, 100)} is unknown{meant}; give one of: {known}", param, ctx)
 
 
 class Terminated(BaseException):
@@ -163,7 +163,10 @@ def main() -> None:
     help="Write the graph after each pass here.",
 )
 @click.option(
-    "--plan", is_flag=True, help="Say what the build will need and whether it fits; build nothing."
+    "--plan",
+    is_flag=True,
+    help="Say what the build and its bundle will need and whether it fits (exit status 1 where it "
+    "does not); build nothing.",
 )
 @JSON
 @DEBUG
@@ -197,7 +200,7 @@ def build(
 
         needs = planner.plan(options)
         click.echo(json.dumps(needs) if as_json else planner.render(needs))
-        return 0
+        return 0 if needs["fits"] else 1
     from clover_compile import build as builder
 
     result = builder.build(options, streams.say, debug)
@@ -397,12 +400,14 @@ def inspect(path: Path, as_json: bool) -> int:
 @DEBUG
 def targets(as_json: bool) -> None:
     """Lists the targets: what each emits, where it runs, and what is missing here."""
+    from clover_compile.targets import listing
     from clover_compile.targets.table import TARGETS
 
     rows = {
         name: {
             "emits": row.emits,
             "runs_on": row.runs_on,
+            "dtypes": row.dtypes,
             "needs": row.packages,
             "missing": row.missing(),
         }
@@ -411,11 +416,7 @@ def targets(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows))
         return
-    for name, row in rows.items():
-        state = f"missing: {', '.join(row['missing'])}" if row["missing"] else "ready"
-        click.echo(
-            f"{name:<12} {state}\n    emits    {row['emits']}\n    runs on  {row['runs_on']}"
-        )
+    click.echo(listing.render(TARGETS))
 
 
 @main.command()

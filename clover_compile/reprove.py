@@ -68,7 +68,7 @@ def find_nan(
         rules = prove.rules_of(checkpoint)
         text = Text(checkpoint.tokenizer_path, checkpoint.chat_template, rules)
         prompts = iter([text.encode(prompt)])
-    return locate.find(eager, checkpoint, context, prompts)
+    return locate.find(eager, checkpoint, context, prompts, say)
 
 
 def named_checkpoint(manifest: dict[str, Any], model: str) -> Checkpoint:

@@ -15,6 +15,8 @@ class CloverError(Exception):
     """Base of every error a user can meet; `str()` is one line: what, where and what to do."""
 
     template: ClassVar[str] = ""
+    usual: ClassVar[str] = ""
+    """The `remedy` of a template where nothing better is known."""
     exit_status: ClassVar[int] = 1
 
     def __init__(self, **fields: object) -> None:
@@ -80,9 +82,9 @@ class NotANumber(RunError):
 
 
 class AutoNeedsCosts(InputError):
-    """`--decode auto` picks the way by what each costs, and this bundle carries no costs, or they are
-    damaged or of another bundle. `clover-compile profile` measures them on this machine and writes
-    them into the bundle. No other way to decode needs them.
+    """`--decode auto` picks the way by what each costs, and this bundle carries no costs, or damaged
+    ones, or those of another bundle. `clover-compile profile` measures them on this machine and
+    writes them into the bundle. No other way to decode needs them.
     """
 
     template = (
@@ -112,25 +114,18 @@ class FinishFailed(RunError):
     )
 
 
-GIVE_BUNDLE = "give a folder that `clover-compile build MODEL -o NEW.clover` wrote"
-"""What to do where nothing more is known of the path."""
-
-
 class NoBundle(InputError):
     """The path does not lead to a bundle that a build has finished. A killed build leaves none:
     build again.
     """
 
     template = "{path}: not a bundle ({reason}); {remedy}"
+    usual = "give a folder that `clover-compile build MODEL -o NEW.clover` wrote"
 
     def __init__(self, path: Path | str, reason: str, remedy: str | None = None) -> None:
         shown = one_line(str(path))
-        super().__init__(path=shown, reason=reason, remedy=remedy or GIVE_BUNDLE)
+        super().__init__(path=shown, reason=reason, remedy=remedy or self.usual)
         self.place, self.remedy = Path(path), remedy
-
-
-MEND = "mend that, or fetch or build the bundle again"
-"""What to do about a damaged bundle, unless there is something simpler."""
 
 
 class BadBundle(InputError):
@@ -140,9 +135,10 @@ class BadBundle(InputError):
     """
 
     template = "{path}: refused: {faults}; {remedy}"
+    usual = "mend that, or fetch or build the bundle again"
 
-    def __init__(self, path: object, faults: str, remedy: str = MEND) -> None:
-        super().__init__(path=path, faults=faults, remedy=remedy)
+    def __init__(self, path: object, faults: str, remedy: str | None = None) -> None:
+        super().__init__(path=path, faults=faults, remedy=remedy or self.usual)
 
 
 class WrongMachine(InputError):

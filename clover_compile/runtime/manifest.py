@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clover_compile.runtime.costs import COSTS, CostTable
-from clover_compile.runtime.errors import MEND, BadBundle, NoBundle
+from clover_compile.runtime.errors import BadBundle, NoBundle
 from clover_compile.runtime.hashes import Remembered, file_hash
 from clover_compile.runtime.manifest_shape import (
     Files,
@@ -99,7 +99,7 @@ def read_bundle(
         verdict = dict(LOST)
     else:
         faults += about
-    remedy = RENEW if faults and faults == about else MEND
+    remedy = RENEW if faults and faults == about else None
     faults = faults or shape_faults(manifest, files) or version_faults(manifest["accepts"])
     if faults:
         more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []

@@ -29,7 +29,8 @@ class Row:
     dtypes: tuple[str, ...]
     """Precisions it can hold weights in; the first is the default."""
     plan: str
-    """"module:function" that estimates a build from a checkpoint's headers, without torch."""
+    """"module:function" of (checkpoint, dtype, context): an Estimate of a build from headers,
+    without torch."""
 
     def missing(self) -> tuple[str, ...]:
         """Modules that are not installed here."""
