@@ -273,9 +273,13 @@ def _digest(value: Any) -> str:
 
 
 def _precision(weights: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Bytes and dtype by group of weights."""
+    """Bytes and dtype by group of weights; one that is the first rows of another counts once."""
     groups: dict[str, dict[str, Any]] = {}
-    for name, entry in weights.items():
+    longest: dict[tuple[str, int], str] = {}
+    for name in sorted(weights, key=lambda name: math.prod(weights[name]["shape"])):
+        longest[weights[name]["file"], weights[name]["offset"]] = name
+    for name in sorted(longest.values(), key=list(weights).index):
+        entry = weights[name]
         key = next(
             (k for k in ("experts", "linear_attn", "self_attn", "mlp", "norm") if k in name),
             "other",

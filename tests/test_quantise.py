@@ -140,13 +140,15 @@ def twin(built: Path) -> Iterator[LoadedBundle]:
 def test_a_plan_says_what_it_takes(built: Path) -> None:
     options = BuildOptions(models.find(), built.with_name("x"), "triton-h100", dtype="fp8")
     needs, checked = planner.plan(options)["needs"], read_bundle(built)
+    store = checked.manifest["files"]["weights/model.safetensors"]["size"]
     stored = sum(row["bytes"] for row in checked.manifest["precision"].values())
     used = sum(path.stat().st_size for path in built.rglob("*"))
     state = state_layout(read_programs(checked)["commit"], checked.manifest["context"])
     held = _needs(checked, read_table(checked, "kernels.json"), state).held
-    assert needs["weight_bytes"] == pytest.approx(stored, rel=0.01)
-    assert needs["disk_bytes"] == pytest.approx(used, rel=0.15)
-    assert needs["device_bytes"] == pytest.approx(held + RESERVE, rel=0.01)
+    assert stored == pytest.approx(store, rel=0.02)  # but for the header
+    assert needs["weight_bytes"] == pytest.approx(stored, rel=0.02)
+    assert needs["device_bytes"] - RESERVE == pytest.approx(held, rel=0.02)
+    assert used < needs["disk_bytes"] < used + plan.KERNELS
 
 
 @pytest.mark.slow

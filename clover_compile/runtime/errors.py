@@ -82,8 +82,8 @@ class NotANumber(RunError):
 
 
 class AutoNeedsCosts(InputError):
-    """`--decode auto` picks the way by what each costs, and this bundle carries no costs, or damaged
-    ones, or those of another bundle. `clover-compile profile` measures them on this machine and
+    """`--decode auto` picks the way by what each costs, and this bundle carries no costs, damaged
+    ones or those of another bundle. `clover-compile profile` measures them on this machine and
     writes them into the bundle. No other way to decode needs them.
     """
 
