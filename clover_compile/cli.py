@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from clover_compile import __version__, flags
+from clover_compile.parameters import PLACE, TEXT, Choice, Once
 from clover_compile.runtime import streams
 from clover_compile.runtime.errors import CloverError
 from clover_compile.runtime.nearest import did_you_mean
@@ -25,32 +26,6 @@ DEBUG = click.option(
     help="Show tracebacks, and what every pass of a build does.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-
-
-class Once(click.Option):
-    """An option with one value; click alone would silently take the last of several."""
-
-    def __init__(self, *names: Any, default: Any = None, **settings: Any) -> None:
-        settings["multiple"], settings["default"] = True, default and (default,)
-        super().__init__(*names, **settings)
-
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """The only value, or None; raises UsageError for a second one."""
-        values = super().process_value(ctx, value)
-        if values and len(values) > 1:
-            raise click.UsageError(f"{self.opts[0]} is given more than once; give it once")
-        return values[0] if values else None
-
-
-class Choice(click.Choice[str]):
-    """A word of a fixed set; another one is told with the nearest of them."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The word itself; raises BadParameter with the known ones."""
-        if value in self.choices:
-            return value
-        known, meant = ", ".join(self.choices), did_you_mean(value, self.choices)
-        return self.fail(f"{quote(value, 100)} is unknown{meant}; give one of: {known}", param, ctx)
 
 
 class Terminated(BaseException):
@@ -132,7 +107,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=TEXT)
 @click.option(
     "--target", cls=Once, default="ort-cpu", show_default=True, help="See `clover-compile targets`."
 )
@@ -140,7 +115,7 @@ def main() -> None:
     "-o",
     "output",
     cls=Once,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help="Bundle to write.  [default: MODEL.clover]",
 )
 @click.option(
@@ -159,7 +134,7 @@ def main() -> None:
 @click.option(
     "--dump-passes",
     cls=Once,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help="Write the graph after each pass here.",
 )
 @click.option(
@@ -186,14 +161,17 @@ def build(
     from clover_compile.options import TARGETS_OWN, BuildOptions
     from clover_compile.targets.table import known
 
+    if plan and dump_passes is not None:
+        raise click.UsageError("--dump-passes has no effect with --plan, which runs no pass")
     folder = models.find(model)
     options = BuildOptions(
-        model=folder, output=output or Path(f"{folder.name}.clover"), target=target,
+        model=folder, output=output or Path(f"{folder.resolve().name}.clover"), target=target,
         dtype=dtype or TARGETS_OWN, context=context, force=force, dump_passes=dump_passes,
     )  # fmt: skip
     # What needs no torch is refused before torch is imported, which takes seconds.
     row = known(options.target)
     bundle.check_output(options.output, options.force)
+    bundle.check_folder(dump_passes, "--dump-passes")
     row.dtype(options.target, options.dtype)
     if plan:
         from clover_compile import plan as planner
@@ -229,10 +207,11 @@ def run(arguments: tuple[str, ...]) -> None:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PLACE)
 @click.option(
     "--model",
     cls=Once,
+    type=TEXT,
     help="Compare with this checkpoint's eager model, afresh, instead of the stored probes.",
 )
 @click.option(
@@ -260,6 +239,8 @@ def verify(
     """
     if prompt is not None and not locate:
         raise click.UsageError("-p is for --locate; to ask a bundle, use `clover-compile run`")
+    if allow_native and locate:
+        raise click.UsageError("--allow-native has no effect with --locate, which opens no bundle")
 
     from clover_compile.reprove import find_nan, reprove
 
@@ -274,13 +255,13 @@ def verify(
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PLACE)
 @click.option(
     "-o",
     "output",
     cls=Once,
     required=True,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help="The new bundle, which must not exist.",
 )
 @click.option(
@@ -308,13 +289,15 @@ def finish(path: Path, output: Path, allow_native: bool, as_json: bool) -> int:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--model", cls=Once, help="The checkpoint it was built from, unless bundled.")
-@click.option("--against", cls=Once, help="Another bundle of the model, or `eager`.")
+@click.argument("path", type=PLACE)
+@click.option(
+    "--model", cls=Once, type=TEXT, help="The checkpoint it was built from, unless bundled."
+)
+@click.option("--against", cls=Once, type=TEXT, help="Another bundle of the model, or `eager`.")
 @click.option(
     "--messages",
     cls=Once,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help='What to ask: a JSON object a line, {"prompt": TEXT, "answer": TEXT}.  '
     "[default: the bundled model's own]",
 )
@@ -347,7 +330,7 @@ def finish(path: Path, output: Path, allow_native: bool, as_json: bool) -> int:
     "-o",
     "output",
     cls=Once,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help="Folder for report.html, report.json and receipt.json.",
 )
 @click.option("--allow-native", is_flag=True, help="Let the bundle load its own shared libraries.")
@@ -383,7 +366,7 @@ def profile(
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PLACE)
 @JSON
 @DEBUG
 def inspect(path: Path, as_json: bool) -> int:

@@ -147,11 +147,11 @@ class OutputExists(InputError):
 
 
 class CannotWrite(InputError):
-    """The folder of the output cannot be written to, found before anything else is done. Choose a
-    place where you may create folders.
+    """The folder of an output cannot be written to, found before anything else is done. Choose a
+    place where you may create folders, outside of bundles, with a name that is text.
     """
 
-    template = "{path}: cannot be written ({reason}); give an -o in a folder you may write to"
+    template = "{path}: cannot be written ({reason}); give a place you may write to"
 
 
 class NotOurFolder(InputError):

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from clover_compile import locate, models, prove
 from clover_compile.build import DTYPES
 from clover_compile.checkpoint import Checkpoint
-from clover_compile.errors import NeedsCheckpoint, NoProbes, OtherModel
+from clover_compile.errors import Faults, NeedsCheckpoint, NoProbes, OtherModel
 from clover_compile.model.load import load_model
 from clover_compile.runtime import sealing
 from clover_compile.runtime.bundle import load
@@ -64,6 +64,8 @@ def find_nan(
     if prompt is None:
         seed = int(load_file(path / "probes.safetensors")["in.seed"])
         prompts = locate.probe_prompts(checkpoint.config, context, (seed,))
+    elif prompt == "":
+        raise Faults("-p", ("the prompt is empty",))
     else:
         rules = prove.rules_of(checkpoint)
         text = Text(checkpoint.tokenizer_path, checkpoint.chat_template, rules)

@@ -114,6 +114,14 @@ class FinishFailed(RunError):
     )
 
 
+class OutputTaken(InputError):
+    """`finish` writes a new bundle to a name that is free, in a folder that may be written to and
+    is no part of a bundle. Nothing was written.
+    """
+
+    template = "{path}: {reason}; give another -o"
+
+
 class NoBundle(InputError):
     """The path does not lead to a bundle that a build has finished. A killed build leaves none:
     build again.

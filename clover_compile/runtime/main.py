@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clover_compile.runtime import streams
-from clover_compile.runtime.errors import BadPrompt, CloverError, Faults, MissingPackage
+from clover_compile.runtime.errors import (
+    BadPrompt,
+    CloverError,
+    Faults,
+    MissingPackage,
+    NoBundle,
+)
 from clover_compile.runtime.strict_json import JsonFault, parse_value, quote, read_file
 from clover_compile.runtime.terminal import one_line, printable
 
@@ -69,6 +75,8 @@ def _run(argv: Sequence[str], bundle: Path | None, prog: str) -> None:
         from clover_compile.runtime.request import AUTO
 
         arguments = parser(prog, with_bundle=bundle is None).parse_args(argv)
+        if bundle is None and not arguments.bundle:
+            raise NoBundle("", "no name was given")
         path = Path(arguments.bundle) if bundle is None else bundle
         prompt = _prompt(arguments)
         allow_native = arguments.allow_native or bundle is not None
@@ -113,6 +121,8 @@ def _prompt(arguments: argparse.Namespace) -> Prompt:
         return text
     if arguments.prompt_ids is not None:
         return _ids(arguments.prompt_ids)
+    if not arguments.messages:
+        raise BadPrompt(where="--messages", reason="no file was given")
     return _messages(Path(arguments.messages))
 
 

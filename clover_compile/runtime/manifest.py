@@ -108,8 +108,19 @@ def read_bundle(
     return Checked(path, identity, manifest, verdict, costs, why)
 
 
+def is_text(path: Path) -> bool:
+    """Whether the absolute path can be spelled in UTF-8, as the engines' libraries want it."""
+    try:
+        return b"\0" not in str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def _folder(path: str | Path) -> Path:
     path = Path(path)
+    if not is_text(path):
+        remedy = "rename or move it, or use a UTF-8 locale"
+        raise NoBundle(path, "its name is no UTF-8 text here, which engines ask for", remedy)
     try:
         if not path.is_dir():
             raise NoBundle(path, "it is a file" if path.exists() else "no such folder")

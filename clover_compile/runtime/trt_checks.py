@@ -32,7 +32,7 @@ def check(checked: Checked, allow_native: bool, finishing: bool = False) -> dict
     """The manifest's `device`; BadBundle or WrongMachine if this machine cannot open (or finish)
     the bundle."""
     if checked.manifest.get("engine") not in ("trt", None):
-        what = f"it is a {checked.manifest['target']} bundle, which needs no finish"
+        what = f"it is for target {checked.manifest['target']}, which needs no finish"
         raise BadBundle(one_line(str(checked.path)), one_line(what), "run it as it is")
     stated = checked.manifest.get("device")
     faults = _stated(stated, checked)
