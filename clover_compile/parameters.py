@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from clover_compile.runtime.nearest import did_you_mean
 from clover_compile.runtime.strict_json import quote
+
+if TYPE_CHECKING:
+    _Choice = click.Choice[str]
+    _Type = click.ParamType[Any]
+else:  # older releases of click have no generic classes
+    _Choice = click.Choice
+    _Type = click.ParamType
 
 
 class Once(click.Option):
@@ -26,7 +33,7 @@ class Once(click.Option):
         return values[0] if values else None
 
 
-class Choice(click.Choice[str]):
+class Choice(_Choice):
     """A word of a fixed set; another one is told with the nearest of them."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -39,7 +46,7 @@ class Choice(click.Choice[str]):
         )  # fmt: skip
 
 
-class Text(click.ParamType):
+class Text(_Type):
     """A name or path; an empty one, as of a variable that is not set, would be the folder here."""
 
     name = "text"

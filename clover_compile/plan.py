@@ -71,7 +71,7 @@ def estimate(options: BuildOptions, checkpoint: Checkpoint) -> Estimate:
 def device_memory(target: str) -> int | None:
     """Bytes of the GPU a target is named after; None where it names none."""
     gpu = ARCHITECTURES.get(target.partition("-")[2])
-    return gpu and gpu.memory
+    return None if gpu is None else gpu.memory
 
 
 def render(found: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clover_compile import cli, models
+from clover_compile.parameters import Choice
 from clover_compile.runtime.arguments import parser
 from clover_compile.runtime.errors import NoBundle
 from clover_compile.runtime.nearest import nearest
@@ -160,4 +161,4 @@ def test_every_option_of_fixed_words_has_them() -> None:
 
     for command in cli.main.commands.values():
         for option in command.params:
-            assert not isinstance(option.type, click.Choice) or isinstance(option.type, cli.Choice)
+            assert not isinstance(option.type, click.Choice) or isinstance(option.type, Choice)

@@ -59,7 +59,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=UNUSABLE.values(), ids=UNUSABLE)
+@pytest.fixture(params=UNUSABLE.values(), ids=list(UNUSABLE))
 def unusable(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
     """A bundle whose costs cannot be used, and the words that say why."""
     folder = make_bundle(tmp_path / "x.clover")
@@ -152,7 +152,8 @@ def test_a_lost_verdict_is_told_once_with_what_mends_it(
 ) -> None:
     folder = make_bundle(tmp_path / "x.clover")
     damage(folder)
-    more = {"run": ["-p", "hi"], "finish": ["-o", tmp_path / "y"]}.get(command, [])
+    words: dict[str, list[str | Path]] = {"run": ["-p", "hi"], "finish": ["-o", tmp_path / "y"]}
+    more = words.get(command, [])
     done = clover_compile(command, folder, *more)
     assert (done.exit_code, done.stdout) == (2, "")
     told, remedy = done.stderr.split("refused: ")[1].split("; ")

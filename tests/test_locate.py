@@ -156,3 +156,9 @@ def test_every_generation_is_announced(model: Path, tmp_path: Path) -> None:
     said = [line.partition("] ")[2] for line in lines]
     assert said == [f"prompt {i} of 2, {way}" for i in (1, 2) for way in prove.WAYS]
     assert all(line.isprintable() for line in done.stderr.splitlines())
+
+
+def test_an_empty_message_is_refused_as_run_does(model: Path, tmp_path: Path) -> None:
+    bundle = _stand_in(tmp_path / "x.clover", model)
+    done = _verify(bundle, "--model", model, "--locate", "-p", "")
+    assert (done.exit_code, done.stdout) == (2, "") and "the prompt is empty" in done.stderr
