@@ -38,6 +38,18 @@ class VerdictError(BuildError):
     )
 
 
+class VerdictKept(BuildError):
+    """The proof came to its end, but the new verdict.json cannot be written, for want of rights or
+    disk, so the old one stays. Run `verify` where the bundle and the folder around it can be
+    written to.
+    """
+
+    template = (
+        "{path}: the proof ended with: {outcome}; verdict.json stays as it was ({reason}): run "
+        "verify again where the bundle and the folder around it can be written to"
+    )
+
+
 class KernelsOverBudget(BuildError):
     """A compiled kernel spills registers, exceeds the shared memory of its GPU or lacks the matrix
     instruction it was written for. The installed Triton may be another than the kernels were

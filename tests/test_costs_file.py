@@ -1,4 +1,4 @@
-"""costs.json in a bundle: optional, signed, of that bundle, and in the way of `auto` alone."""
+"""costs.json, optional and in the way of `auto` alone, and a verdict.json that is lost or stays."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from clover_compile import reprove
 from clover_compile.runtime import bundle as opening
+from clover_compile.runtime import sealing
 from clover_compile.runtime.errors import BadBundle
 from clover_compile.runtime.main import main
 from clover_compile.runtime.manifest import read_bundle
 from clover_compile.runtime.sealing import write_costs
-from tests.bundles import costs, identity, make_bundle, sign
+from tests.bundles import costs, edit, identity, make_bundle, sign
 from tests.command import clover_compile
 from tests.oracle_engine import oracle_session
 
@@ -168,3 +170,25 @@ def test_another_fault_beside_it_has_another_remedy(tmp_path: Path) -> None:
     with pytest.raises(BadBundle, match="fetch or build the bundle again") as raised:
         read_bundle(folder)
     assert "clover-compile verify" not in str(raised.value)
+
+
+def test_a_verdict_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof took minutes: its outcome is said, and that the old verdict stays."""
+    folder = make_bundle(tmp_path / "x.clover", {"dtype": "fp32"})
+    (folder / "probes.safetensors").write_bytes(b"x")
+    edit(folder)
+    old = (folder / "verdict.json").read_bytes()
+    monkeypatch.setattr(reprove, "load", lambda path, **options: read_bundle(path))
+    monkeypatch.setattr("clover_compile.prove.prove", lambda *rest: {"outcome": "passed"})
+
+    def full(path: Path, content: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sealing, "write_json", full)
+    done = clover_compile("verify", folder)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "the proof ended with: passed; verdict.json stays as it was (No space" in done.stderr
+    assert (folder / "verdict.json").read_bytes() == old
+    assert [path.name for path in tmp_path.iterdir()] == ["x.clover"]
