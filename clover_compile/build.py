@@ -122,7 +122,7 @@ def _compile(
     """Traces, fuses and lowers the model, and stores what its eager form answers to the probes."""
     report.stage("loading the eager model")
     model = load_model(checkpoint.config, checkpoint.tensor, DTYPES[options.dtype])
-    with _explained(model, checkpoint, context, options):
+    with _explained(model, checkpoint, context, options, report):
         units, passes = fused_units(model, checkpoint.generation, options, target, report)
         report.stage(f"lowering for {target.name}")
         source = source_of(dict(model.named_parameters()))
@@ -207,14 +207,15 @@ def fused_units(
 
 @contextlib.contextmanager
 def _explained(
-    model: Clover, checkpoint: Checkpoint, context: int, options: BuildOptions
+    model: Clover, checkpoint: Checkpoint, context: int, options: BuildOptions, report: Report
 ) -> Iterator[None]:
     """Turns an error whose cause is NaN in the eager model into one that names the layer."""
     try:
         yield
     except (NotANumber, PassFailed):
         prompts = locate.probe_prompts(model.config, context)
-        finding = locate.find(model, checkpoint, context, prompts)
+        report.say("looking for the layer that gives NaN or Inf")
+        finding = locate.find(model, checkpoint, context, prompts, report.say)
         if finding is None:
             raise
         name = spell(str(options.model))
@@ -272,9 +273,13 @@ def _digest(value: Any) -> str:
 
 
 def _precision(weights: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Bytes and dtype by group of weights."""
+    """Bytes and dtype by group of weights; one that is the first rows of another counts once."""
     groups: dict[str, dict[str, Any]] = {}
-    for name, entry in weights.items():
+    longest: dict[tuple[str, int], str] = {}
+    for name in sorted(weights, key=lambda name: math.prod(weights[name]["shape"])):
+        longest[weights[name]["file"], weights[name]["offset"]] = name
+    for name in sorted(longest.values(), key=list(weights).index):
+        entry = weights[name]
         key = next(
             (k for k in ("experts", "linear_attn", "self_attn", "mlp", "norm") if k in name),
             "other",

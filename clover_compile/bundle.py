@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clover_compile.errors import CannotWrite, NotOurFolder, OutputExists
+from clover_compile.runtime.manifest import is_text
 from clover_compile.runtime.sealing import sync
 from clover_compile.tensor_names import spell
 
@@ -90,6 +91,8 @@ def _restore(output: Path) -> None:
 
 def check_output(output: Path, force: bool) -> None:
     """Raises OutputExists, NotOurFolder or CannotWrite if `output` may not be written."""
+    if not is_text(output):
+        raise _cannot(output, "its name is no UTF-8 text, which engines ask for")
     try:
         there = output.exists() or output.is_symlink()
     except OSError as error:
@@ -101,6 +104,21 @@ def check_output(output: Path, force: bool) -> None:
         raise OutputExists(path=output)
     if output.is_symlink() or not output.is_dir() or not (output / "manifest.json").is_file():
         raise NotOurFolder(path=output)
+
+
+def check_folder(folder: Path | None, option: str) -> None:
+    """Raises CannotWrite if a folder that an option names cannot take files; nothing is made."""
+    if folder is None:
+        return
+    where, inside = Path(f"{option} {folder}"), folder.absolute()
+    if (around := bundle_around(folder)) is not None:
+        raise _cannot(where, f"{spell(str(around))} is a bundle, which takes nothing more")
+    while not inside.exists() and inside != inside.parent:
+        inside = inside.parent
+    if not inside.is_dir():
+        raise _cannot(where, f"{spell(str(inside))} is not a folder")
+    if not os.access(inside, os.W_OK | os.X_OK):
+        raise _cannot(where, f"{spell(str(inside))} is read-only")
 
 
 def bundle_around(folder: Path) -> Path | None:

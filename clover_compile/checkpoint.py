@@ -74,7 +74,7 @@ class Checkpoint:
         """Validate `folder`; raises NoModel, NotClover, or Faults listing every fault found."""
         folder = Path(folder)
         if not folder.is_dir():
-            raise NoModel(model=spell(str(folder)), known=", ".join(bundled()))
+            raise NoModel(model=spell(str(folder)), meant="", known=", ".join(bundled()))
         faults: list[str] = []
         raw, config, unknown = _read_config(folder, faults)
         generation, more = _read_generation(folder, raw, config, faults)

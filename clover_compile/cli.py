@@ -12,8 +12,11 @@ from typing import Any
 import click
 
 from clover_compile import __version__, flags
+from clover_compile.parameters import PLACE, TEXT, Choice, Once
 from clover_compile.runtime import streams
 from clover_compile.runtime.errors import CloverError
+from clover_compile.runtime.nearest import did_you_mean
+from clover_compile.runtime.strict_json import quote
 from clover_compile.runtime.terminal import one_line
 
 DEBUG = click.option(
@@ -23,21 +26,6 @@ DEBUG = click.option(
     help="Show tracebacks, and what every pass of a build does.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-
-
-class Once(click.Option):
-    """An option with one value; click alone would silently take the last of several."""
-
-    def __init__(self, *names: Any, default: Any = None, **settings: Any) -> None:
-        settings["multiple"], settings["default"] = True, default and (default,)
-        super().__init__(*names, **settings)
-
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """The only value, or None; raises UsageError for a second one."""
-        values = super().process_value(ctx, value)
-        if values and len(values) > 1:
-            raise click.UsageError(f"{self.opts[0]} is given more than once; give it once")
-        return values[0] if values else None
 
 
 class Terminated(BaseException):
@@ -98,7 +86,9 @@ def _complain(words: str, code: int) -> int:
 
 def _words(error: Exception) -> str:
     if isinstance(error, CloverError) or not isinstance(error, OSError):
-        return str(error)
+        from clover_compile import advice
+
+        return advice.words(error)
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}; nothing was written"
 
@@ -117,7 +107,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=TEXT)
 @click.option(
     "--target", cls=Once, default="ort-cpu", show_default=True, help="See `clover-compile targets`."
 )
@@ -125,13 +115,13 @@ def main() -> None:
     "-o",
     "output",
     cls=Once,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help="Bundle to write.  [default: MODEL.clover]",
 )
 @click.option(
     "--dtype",
     cls=Once,
-    type=click.Choice(["fp32", "fp16", "bf16", "fp8"]),
+    type=Choice(["fp32", "fp16", "bf16", "fp8"]),
     help="Precision of the weights.  [default: the target's first]",
 )
 @click.option(
@@ -144,11 +134,14 @@ def main() -> None:
 @click.option(
     "--dump-passes",
     cls=Once,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help="Write the graph after each pass here.",
 )
 @click.option(
-    "--plan", is_flag=True, help="Say what the build will need and whether it fits; build nothing."
+    "--plan",
+    is_flag=True,
+    help="Say what the build and its bundle will need and whether it fits (exit status 1 where it "
+    "does not); build nothing.",
 )
 @JSON
 @DEBUG
@@ -168,21 +161,24 @@ def build(
     from clover_compile.options import TARGETS_OWN, BuildOptions
     from clover_compile.targets.table import known
 
+    if plan and dump_passes is not None:
+        raise click.UsageError("--dump-passes has no effect with --plan, which runs no pass")
     folder = models.find(model)
     options = BuildOptions(
-        model=folder, output=output or Path(f"{folder.name}.clover"), target=target,
+        model=folder, output=output or Path(f"{folder.resolve().name}.clover"), target=target,
         dtype=dtype or TARGETS_OWN, context=context, force=force, dump_passes=dump_passes,
     )  # fmt: skip
     # What needs no torch is refused before torch is imported, which takes seconds.
     row = known(options.target)
     bundle.check_output(options.output, options.force)
+    bundle.check_folder(dump_passes, "--dump-passes")
     row.dtype(options.target, options.dtype)
     if plan:
         from clover_compile import plan as planner
 
         needs = planner.plan(options)
         click.echo(json.dumps(needs) if as_json else planner.render(needs))
-        return 0
+        return 0 if needs["fits"] else 1
     from clover_compile import build as builder
 
     result = builder.build(options, streams.say, debug)
@@ -204,16 +200,18 @@ def _outcome(verdict: dict[str, Any]) -> str:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(arguments: tuple[str, ...]) -> None:
     """Answers a prompt with a bundle (`clover-compile run --help` for its options)."""
+    from clover_compile import advice
     from clover_compile.runtime.main import main as runner
 
-    sys.exit(runner(list(arguments), prog="clover-compile run"))
+    sys.exit(runner(list(arguments), prog="clover-compile run", words=advice.words))
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PLACE)
 @click.option(
     "--model",
     cls=Once,
+    type=TEXT,
     help="Compare with this checkpoint's eager model, afresh, instead of the stored probes.",
 )
 @click.option(
@@ -241,6 +239,8 @@ def verify(
     """
     if prompt is not None and not locate:
         raise click.UsageError("-p is for --locate; to ask a bundle, use `clover-compile run`")
+    if allow_native and locate:
+        raise click.UsageError("--allow-native has no effect with --locate, which opens no bundle")
 
     from clover_compile.reprove import find_nan, reprove
 
@@ -255,13 +255,13 @@ def verify(
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PLACE)
 @click.option(
     "-o",
     "output",
     cls=Once,
     required=True,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help="The new bundle, which must not exist.",
 )
 @click.option(
@@ -289,13 +289,15 @@ def finish(path: Path, output: Path, allow_native: bool, as_json: bool) -> int:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--model", cls=Once, help="The checkpoint it was built from, unless bundled.")
-@click.option("--against", cls=Once, help="Another bundle of the model, or `eager`.")
+@click.argument("path", type=PLACE)
+@click.option(
+    "--model", cls=Once, type=TEXT, help="The checkpoint it was built from, unless bundled."
+)
+@click.option("--against", cls=Once, type=TEXT, help="Another bundle of the model, or `eager`.")
 @click.option(
     "--messages",
     cls=Once,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help='What to ask: a JSON object a line, {"prompt": TEXT, "answer": TEXT}.  '
     "[default: the bundled model's own]",
 )
@@ -328,7 +330,7 @@ def finish(path: Path, output: Path, allow_native: bool, as_json: bool) -> int:
     "-o",
     "output",
     cls=Once,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help="Folder for report.html, report.json and receipt.json.",
 )
 @click.option("--allow-native", is_flag=True, help="Let the bundle load its own shared libraries.")
@@ -349,6 +351,9 @@ def profile(
     from clover_compile.profiling.run import profile as measure
     from clover_compile.profiling.text import render
 
+    if against not in (None, "eager") and not Path(against).exists():
+        meant = did_you_mean(against, ("eager",))
+        raise click.UsageError(f"--against {quote(against)}{meant}: no such bundle, nor `eager`")
     options = ProfileOptions(
         path, model, against, messages, answers, max_new_tokens, rounds, threads, output,
         allow_native,
@@ -361,7 +366,7 @@ def profile(
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PLACE)
 @JSON
 @DEBUG
 def inspect(path: Path, as_json: bool) -> int:
@@ -378,12 +383,14 @@ def inspect(path: Path, as_json: bool) -> int:
 @DEBUG
 def targets(as_json: bool) -> None:
     """Lists the targets: what each emits, where it runs, and what is missing here."""
+    from clover_compile.targets import listing
     from clover_compile.targets.table import TARGETS
 
     rows = {
         name: {
             "emits": row.emits,
             "runs_on": row.runs_on,
+            "dtypes": row.dtypes,
             "needs": row.packages,
             "missing": row.missing(),
         }
@@ -392,11 +399,7 @@ def targets(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows))
         return
-    for name, row in rows.items():
-        state = f"missing: {', '.join(row['missing'])}" if row["missing"] else "ready"
-        click.echo(
-            f"{name:<12} {state}\n    emits    {row['emits']}\n    runs on  {row['runs_on']}"
-        )
+    click.echo(listing.render(TARGETS))
 
 
 @main.command()

@@ -20,9 +20,11 @@ traceback.
 | exit status | meaning |
 | --- | --- |
 | 0 | done; a build may still be `unproved` or `compiled, not run`, and says so |
-| 1 | a failed build or verdict, a failed run, or a fault of the operating system (disk full, ...) |
+| 1 | a failed build or verdict, a failed run, a fault of the operating system (disk full, ...), a \
+`build --plan` that does not fit, or a NaN or Inf that `verify --locate` found |
 | 2 | wrong usage or input: correct it and try again |
-| 130 | interrupted (Ctrl-C); nothing was written |
+| 130, 143 | interrupted (Ctrl-C) or terminated; nothing was written |
+| 141 | who reads the output has closed it |
 """
 
 GROUPS: tuple[tuple[str, ModuleType], ...] = (
@@ -48,10 +50,15 @@ def entry(error: type[errors.CloverError]) -> str:
     kind = next(base for base in error.__mro__[1:] if not vars(base).get("template"))
     return (
         f"### {error.__name__}\n\n"
-        f"What it says:\n\n    {error.template}\n\n"
+        f"What it says:\n\n    {says(error)}\n\n"
         f"Why, and what to do: {_prose(error)}\n\n"
         f"Exit status {error.exit_status}. A kind of `{kind.__name__}`: {_prose(kind)}\n"
     )
+
+
+def says(error: type[errors.CloverError]) -> str:
+    """The template, with what it usually ends with."""
+    return error.template.replace("{remedy}", error.usual or "{remedy}")
 
 
 def _prose(error: type[BaseException]) -> str:

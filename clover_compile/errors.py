@@ -38,6 +38,18 @@ class VerdictError(BuildError):
     )
 
 
+class VerdictKept(BuildError):
+    """The proof came to its end, but the new verdict.json cannot be written, for want of rights or
+    disk, so the old one stays. Run `verify` where the bundle and the folder around it can be
+    written to.
+    """
+
+    template = (
+        "{path}: the proof ended with: {outcome}; verdict.json stays as it was ({reason}): run "
+        "verify again where the bundle and the folder around it can be written to"
+    )
+
+
 class KernelsOverBudget(BuildError):
     """A compiled kernel spills registers, exceeds the shared memory of its GPU or lacks the matrix
     instruction it was written for. The installed Triton may be another than the kernels were
@@ -67,7 +79,7 @@ class NoModel(InputError):
     """
 
     template = (
-        "{model}: no such folder; give a folder holding config.json and model.safetensors, "
+        "{model}: no such folder{meant}; give a folder holding config.json and model.safetensors, "
         "or a bundled model: {known}"
     )
 
@@ -135,7 +147,7 @@ class PassFailed(BuildError):
 class UnknownTarget(InputError):
     """The target named on the command line does not exist; `clover-compile targets` lists them."""
 
-    template = "no target is called {name!r}; give one of: {known}"
+    template = "no target is called {name}{meant}; give one of: {known}"
 
 
 class OutputExists(InputError):
@@ -147,11 +159,11 @@ class OutputExists(InputError):
 
 
 class CannotWrite(InputError):
-    """The folder of the output cannot be written to, found before anything else is done. Choose a
-    place where you may create folders.
+    """The folder of an output cannot be written to, found before anything else is done. Choose a
+    place where you may create folders, outside of bundles, with a name that is text.
     """
 
-    template = "{path}: cannot be written ({reason}); give an -o in a folder you may write to"
+    template = "{path}: cannot be written ({reason}); give a place you may write to"
 
 
 class NotOurFolder(InputError):

@@ -16,7 +16,7 @@ def describe(path: Path) -> dict[str, Any]:
     checked = read_bundle(path)
     return {
         "id": checked.identity, "manifest": checked.manifest, "verdict": checked.verdict,
-        "costs": checked.costs and checked.costs.to_json(),
+        "costs": checked.costs and checked.costs.to_json(), "costs_fault": checked.costs_fault,
     }  # fmt: skip
 
 
@@ -54,8 +54,9 @@ def render(found: dict[str, Any]) -> str:
     lines += _quantisation(m.get("quantisation") or {})
     built = ", ".join(f"{name} {number}" for name, number in m["built_with"].items())
     accepts = ", ".join(f"{name} {span}" for name, span in m["accepts"].items())
-    costs = found["costs"]
+    costs, fault = found["costs"], found["costs_fault"]
     told = f"{costs['kind']}, for --decode auto" if costs else "none; `clover-compile profile` adds"
+    told = f"not usable ({fault}); `clover-compile profile` renews them" if fault else told
     lines += [f"built with {built}", f"accepts    {accepts}", f"costs      {told}"]
     if m["unknown_keys"]:
         lines.append(f"ignored configuration keys: {', '.join(m['unknown_keys'])}")
@@ -63,16 +64,22 @@ def render(found: dict[str, Any]) -> str:
 
 
 def _nodes(units: dict[str, Any]) -> list[str]:
-    """Every plugin node of a TensorRT bundle and the kernels it carries."""
-    rows = [(u, n, row) for u, unit in units.items() for n, row in unit.get("nodes", {}).items()]
-    lines = ["plugin nodes"] if rows else []
-    for unit, name, row in rows:
-        kernels: dict[str, list[str]] = {}
-        for key in row["kernels"]:
-            function, gpu, digest = key.rsplit("-", 2)
-            kernels.setdefault(f"{function} {gpu}", []).append(digest)
-        held = ", ".join(f"{k} x{len(x)}" if len(x) > 1 else k for k, x in kernels.items())
-        lines.append(f"    {unit:<8} {name:<24} {row['op']:<16} {held}")
+    """Plugin nodes of a TensorRT bundle by Unit and op, with the functions and GPUs of the kernels
+    that one or more of them carry; node by node they stand in --json.
+    """
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for unit, entry in units.items():
+        for row in entry.get("nodes", {}).values():
+            groups.setdefault((unit, row["op"]), []).append(row)
+    lines = ["plugin nodes  (each of them: --json)"] if groups else []
+    for (unit, op), rows in groups.items():
+        keys = {key.rsplit("-", 2)[0]: None for row in rows for key in row["kernels"]}
+        count = len({key for row in rows for key in row["kernels"]})
+        gpus = {key.rsplit("-", 2)[1]: None for row in rows for key in row["kernels"]}
+        lines.append(
+            f"    {unit:<8} {len(rows):>3} {op:<16} {count:>3} kernels for {', '.join(gpus)}: "
+            f"{', '.join(keys)}"
+        )
     return lines
 
 

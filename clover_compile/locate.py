@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from clover_compile.checkpoint import Checkpoint
 from clover_compile.eager import EagerEngine
 from clover_compile.model.clover import Clover
 from clover_compile.model.config import ModelConfig
+from clover_compile.runtime import streams
 from clover_compile.runtime.errors import NotANumber
 from clover_compile.runtime.session import Session
 
@@ -86,23 +89,29 @@ class _Noting:
 
 
 def find(
-    model: Clover, checkpoint: Checkpoint, context: int, prompts: Iterable[Sequence[int]]
-) -> Finding | None:
+    model: Clover, checkpoint: Checkpoint, context: int, prompts: Iterable[Sequence[int]],
+    say: Callable[[str], None] = lambda line: None,
+) -> Finding | None:  # fmt: skip
     """Generates from every prompt by every way to decode, up to the first NaN or Inf.
 
     Returns None if all outputs of all parts were finite. Raises Faults for a prompt not usable.
+    `say` gets a line before each generation; a terminal also sees the passes counted.
     """
     engine = _Noting(EagerEngine(model, checkpoint.generation))
     rules = replace(prove.rules_of(checkpoint), stop_token_ids=())
     session = Session(engine, model.config, rules, context)
+    asked, started = list(prompts), time.perf_counter()
     with _hooks(model):
-        for prompt in prompts:
-            try:
-                _generate(session, prompt)
-            except _Found as found:
-                return found.finding
-            except NotANumber:
-                continue  # from a NaN that no part of the model made
+        for number, prompt in enumerate(asked, 1):
+            for way, options in prove.WAYS.items():
+                seconds = time.perf_counter() - started
+                say(f"[{seconds:6.1f} s] prompt {number} of {len(asked)}, {way}")
+                try:
+                    _generate(session, prompt, options)
+                except _Found as found:
+                    return found.finding
+                except NotANumber:
+                    break  # from a NaN that no part of the model made
     return None
 
 
@@ -117,12 +126,18 @@ def probe_prompts(
             yield prompt[: min(rows, room)].tolist()
 
 
-def _generate(session: Session, prompt: Sequence[int]) -> None:
+def _generate(session: Session, prompt: Sequence[int], options: dict[str, Any]) -> None:
     block = session.rules.block_size
     blocks = max(1, (session.context - len(prompt)) // block)
-    for options in prove.WAYS.values():
-        budget = min(prove.NEW_TOKENS, blocks * block)
-        session.generate(prompt, max_new_tokens=budget, **options)
+    budget = min(prove.NEW_TOKENS, blocks * block)
+    passes = itertools.count(1)
+    try:
+        session.generate(
+            prompt, max_new_tokens=budget, **options,
+            on_step=lambda step: streams.progress(f"    pass {next(passes)}"),
+        )  # fmt: skip
+    finally:
+        streams.progress("")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 from clover_compile.bundle import check_output
 from clover_compile.checkpoint import Checkpoint
+from clover_compile.kernels.architecture import ARCHITECTURES
 from clover_compile.options import BuildOptions, context_of
 from clover_compile.targets.estimate import Estimate
 from clover_compile.targets.table import known
@@ -31,13 +32,17 @@ def plan(options: BuildOptions) -> dict[str, Any]:
     checkpoint = Checkpoint.open(options.model)
     context = context_of(options, checkpoint.config)
     needs = estimate(options, checkpoint)
-    here = {"memory_bytes": free_memory(), "disk_bytes": free_disk(options.output)}
+    here = {
+        "memory_bytes": free_memory(), "disk_bytes": free_disk(options.output),
+        "device_bytes": device_memory(options.target),
+    }  # fmt: skip
     least = min(needs.memory_bytes, needs.unproved_memory_bytes or needs.memory_bytes)
     short = [
-        f"{word}: needs {size(need)}, free here {size(have)}"
-        for word, need, have in (
-            ("memory", least, here["memory_bytes"]),
-            ("disk", needs.disk_bytes, here["disk_bytes"]),
+        f"{word} needs {size(need)}, {where} {size(have)}"
+        for word, need, where, have in (
+            ("memory", least, "free here", here["memory_bytes"]),
+            ("disk", needs.disk_bytes, "free here", here["disk_bytes"]),
+            ("device", needs.device_bytes, "the GPU has", here["device_bytes"]),
         )
         if have is not None and need > have
     ]
@@ -57,8 +62,16 @@ def have_room(need: int, have: int | None) -> bool:
 def estimate(options: BuildOptions, checkpoint: Checkpoint) -> Estimate:
     """What a build needs, as its target tells it from the checkpoint's headers."""
     module, name = known(options.target).plan.split(":")
-    made: Callable[[Checkpoint], Estimate] = getattr(importlib.import_module(module), name)
-    return made(checkpoint)
+    made: Callable[[Checkpoint, str, int], Estimate]
+    made = getattr(importlib.import_module(module), name)
+    dtype = known(options.target).dtype(options.target, options.dtype)
+    return made(checkpoint, dtype, context_of(options, checkpoint.config))
+
+
+def device_memory(target: str) -> int | None:
+    """Bytes of the GPU a target is named after; None where it names none."""
+    gpu = ARCHITECTURES.get(target.partition("-")[2])
+    return None if gpu is None else gpu.memory
 
 
 def render(found: dict[str, Any]) -> str:
@@ -68,9 +81,10 @@ def render(found: dict[str, Any]) -> str:
     lines = [
         f"model      {found['model']}  {found['parameters'] / 1e6:,.1f} M parameters",
         f"target     {found['target']}  {found['dtype']}",
+        f"weights    {size(needs['weight_bytes'])}",
         f"memory     {size(needs['memory_bytes'])}  (free here: {size(free['memory_bytes'])})",
         f"disk       {size(needs['disk_bytes'])}  (free here: {size(free['disk_bytes'])})",
-        f"device     {size(needs['device_bytes'])}",
+        _device(needs["device_bytes"], free["device_bytes"]),
         f"time       {low:.1f} to {high:.1f} minutes",
         "fits       " + ("yes" if found["fits"] else "no: " + "; ".join(found["short"])),
     ]
@@ -82,6 +96,13 @@ def render(found: dict[str, Any]) -> str:
     if found["missing"]:
         lines.append(f"not installed: {', '.join(found['missing'])}")
     return "\n".join(lines)
+
+
+def _device(need: int, have: int | None) -> str:
+    if not need:
+        return "device     none"
+    held = "one state of the whole context"
+    return f"device     {size(need)}  with {held}  (its memory: {size(have)})"
 
 
 def size(count: int | None) -> str:

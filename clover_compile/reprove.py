@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from clover_compile import locate, models, prove
 from clover_compile.build import DTYPES
 from clover_compile.checkpoint import Checkpoint
-from clover_compile.errors import NeedsCheckpoint, NoProbes, OtherModel
+from clover_compile.errors import Faults, NeedsCheckpoint, NoProbes, OtherModel, VerdictKept
 from clover_compile.model.load import load_model
 from clover_compile.runtime import sealing
 from clover_compile.runtime.bundle import load
@@ -44,7 +44,11 @@ def reprove(
         eager = load_model(checkpoint.config, checkpoint.tensor, DTYPES[manifest["dtype"]])
         truth = prove.Truth(eager, checkpoint, loaded.context).arrays()
     verdict = prove.prove(loaded, manifest["dtype"], say, truth)
-    sealing.write_verdict(path, verdict)
+    try:
+        sealing.write_verdict(path, verdict)
+    except OSError as error:
+        outcome, reason = verdict["outcome"], error.strerror
+        raise VerdictKept(path=spell(str(path)), outcome=outcome, reason=reason) from None
     return verdict
 
 
@@ -64,11 +68,13 @@ def find_nan(
     if prompt is None:
         seed = int(load_file(path / "probes.safetensors")["in.seed"])
         prompts = locate.probe_prompts(checkpoint.config, context, (seed,))
+    elif prompt == "":
+        raise Faults("-p", ("the prompt is empty",))
     else:
         rules = prove.rules_of(checkpoint)
         text = Text(checkpoint.tokenizer_path, checkpoint.chat_template, rules)
         prompts = iter([text.encode(prompt)])
-    return locate.find(eager, checkpoint, context, prompts)
+    return locate.find(eager, checkpoint, context, prompts, say)
 
 
 def named_checkpoint(manifest: dict[str, Any], model: str) -> Checkpoint:

@@ -129,7 +129,10 @@ SURROUNDINGS: list[tuple[str, Callable[[Path], None], tuple[str, ...], str]] = [
     ("force, the checkpoint", _nothing, ("model", "-o", "model", "--force"), "model: not a bundle"),
     ("force, here", _nothing, ("model", "-o", ".", "--force"), ".: not a bundle"),
     ("here", _nothing, ("model", "-o", "."), ".: exists"),
-    ("no name", _nothing, ("model", "-o", ""), ".: exists"),
+    ("a name of no text", _nothing, ("model", "-o", "\udcff.clover"), "its name is no UTF-8 text"),
+    ("a name with a NUL", _nothing, ("model", "-o", "x\0y"), "its name is no UTF-8 text"),
+    ("in the null device", _nothing, ("model", "-o", "/dev/null/x"), "/dev/null is not a folder"),
+    ("a huge context", _nothing, (*OUT, "--context", "9" * 30), "and at most 4096"),
     ("inside a file", _file, ("model", "-o", "x.clover/y"), "is not a folder"),
     ("deep inside a file", _file, ("model", "-o", "x.clover/y/z"), "x.clover/y/z: cannot be writt"),
     ("a long name", _nothing, ("model", "-o", "x" * 300), "cannot be written (File name too long"),
@@ -139,7 +142,7 @@ SURROUNDINGS: list[tuple[str, Callable[[Path], None], tuple[str, ...], str]] = [
     ("a file as model", _nothing, ("model/config.json", "-o", "x"), "no such folder"),
     ("an empty folder as model", _folder, ("x.clover", "-o", "x"), "config.json is missing"),
     ("a bundle as model", _bundle, ("x.clover", "-o", "x"), "config.json is missing"),
-    ("no such target", _nothing, (*OUT, "--target", "nope"), "no target is called 'nope'"),
+    ("no such target", _nothing, (*OUT, "--target", "nope"), 'no target is called "nope"; give'),
     ("fp16", _nothing, (*OUT, "--dtype", "fp16"), "--dtype fp16 is not for target ort-cpu"),
     ("bf16", _nothing, (*OUT, "--dtype", "bf16"), "--dtype bf16 is not for target ort-cpu"),
     ("fp8", _nothing, (*OUT, "--dtype", "fp8"), "--dtype fp8 is not for target ort-cpu"),
@@ -171,8 +174,17 @@ def test_a_plan_is_refused_alike(
 USAGE = [
     (("--nope",), "No such option"),
     (("model", "model"), "unexpected extra argument"),
-    (("--dtype", "int4"), "is not one of 'fp32'"),
+    (("--dtype", "int4"), '"int4" is unknown; give one of: fp32, fp16, bf16, fp8'),
     (("--context", "many"), "is not a valid integer"),
+    (("--context", ""), "is not a valid integer"),
+    (("",), "it is empty; give a name or a path"),
+    (("-o", ""), "it is empty; give a name or a path"),
+    (("--dump-passes", ""), "it is empty; give a name or a path"),
+    (("--target", ""), 'no target is called ""; give one of'),
+    (("--dtype", ""), '"" is unknown; give one of'),
+    (("model", "--plan", "--dump-passes", "x"), "--dump-passes has no effect with --plan"),
+    (("model", "--dump-passes", "model/config.json"), "model/config.json is not a folder"),
+    (("model", "--dump-passes", "/dev/null/x"), "--dump-passes /dev/null/x: cannot be written"),
     (("-o",), "requires an argument"),
     *(
         ((name, one, name, other), f"{name} is given more than once; give it once")
@@ -199,6 +211,55 @@ def test_wrong_usage(here: Path, arguments: tuple[str, ...], fragment: str) -> N
 def test_verify_takes_an_option_once(here: Path, words: tuple[str, ...]) -> None:
     done = clover_compile("verify", "x", "--locate", *words)
     assert (done.exit_code, f"{words[0]} is given more than once" in done.stderr) == (2, True)
+
+
+OTHERS = [
+    (("inspect", ""), "it is empty; give a name or a path"),
+    (("verify", ""), "it is empty"),
+    (("verify", "x", "--model", ""), "it is empty"),
+    (("verify", "x", "--locate", "--allow-native"), "no effect with --locate"),
+    (("profile", "x", "--model", ""), "it is empty"),
+    (("profile", "x", "--against", ""), "it is empty"),
+    (("profile", "x", "--messages", ""), "it is empty"),
+    (("profile", "x", "-o", ""), "it is empty"),
+    (("profile", "x", "--answers", "-1"), "not in the range"),
+    (("profile", "x", "--rounds", "9" * 30 + "x"), "not a valid integer"),
+    (("finish", "x", "-o", ""), "it is empty"),
+    (("finish", "x"), "Missing option '-o'"),
+    (("finish", "b", "-o", "model"), "model: it exists; give another -o"),
+    (("finish", "b", "-o", "b/x"), "it lies in a bundle"),
+    (("finish", "b", "-o", "\udcff"), "its name is no UTF-8 text"),
+    (("finish", "b", "-o", "x\0y"), "its name is no UTF-8 text"),
+    (("finish", "b", "-o", "x" * 300), "File name too long"),
+    (("run", "", "-p", "x"), "not a bundle (no name was given)"),
+    (("run", "b", "--messages", ""), "--messages: no file was given"),
+    (("run", "\udcff", "-p", "x"), "its name is no UTF-8 text here"),
+    (("run", "x\0y", "-p", "x"), "its name is no UTF-8 text"),
+    (("inspect", "\udcff"), "its name is no UTF-8 text here"),
+    (("targets", "x"), "unexpected extra argument"),
+    (("models", "x"), "unexpected extra argument"),
+]
+
+
+@pytest.mark.parametrize(("words", "fragment"), OTHERS, ids=lambda x: ascii(x)[:60])
+def test_wrong_usage_of_the_other_commands(
+    here: Path, words: tuple[str, ...], fragment: str
+) -> None:
+    make_bundle(here / "b")
+    before = _tree(here)
+    done = clover_compile(*words)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.output
+    assert fragment in done.stderr and done.stderr.isascii() and _tree(here) == before
+
+
+def test_the_output_is_named_after_the_folder_itself(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the model is given as `.`, whose own name is empty."""
+    make_bundle(here / "model" / "model.clover")
+    monkeypatch.chdir(here / "model")
+    done = clover_compile("build", ".", "--plan")
+    assert done.exit_code == 2 and "model.clover: exists" in done.stderr
 
 
 def test_debug_shows_a_traceback(here: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -79,7 +80,12 @@ def names() -> Iterator[str]:
 
 
 def _refused(folder: Path) -> str:
-    """The words of the refusal; nothing may have been opened."""
+    """The words of the refusal; nothing may have been opened. Costs are refused alone."""
+    with contextlib.suppress(BadBundle, NoBundle):
+        checked = manifest.read_bundle(folder)
+        assert checked.costs is None and checked.costs_fault is not None
+        assert checked.costs_fault.isprintable()
+        return checked.costs_fault
     with pytest.raises((BadBundle, NoBundle)) as raised:
         Session.load(folder, unverified=True, allow_native=True)
     assert is_one_line(raised.value) and raised.value.exit_status == 2

@@ -44,5 +44,6 @@ def test_an_error_says_what_where_and_what_to_do(error: type[CloverError]) -> No
     assert "template" in vars(error)
     assert "\n" not in error.template and error.template.isascii()
     assert "{" in error.template, "it does not say where"
-    assert ADVICE.search(error.template.rpartition("; ")[2]), "it does not end with what to do"
+    advice = error_catalogue.says(error).rpartition("; ")[2]
+    assert ADVICE.search(advice), "it does not end with what to do"
     assert error.exit_status in (1, 2)

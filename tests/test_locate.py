@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from clover_compile import locate, probes
+from clover_compile import locate, probes, prove
 from clover_compile.build import build
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import ModelOverflows
@@ -146,3 +146,19 @@ def test_a_bundle_that_answers_nan_and_its_layer(model: Path, tmp_path: Path) ->
     done = _verify(output, "--model", model, "--locate", "-p", prompt)
     assert (done.exit_code, "layer 0: " in done.stdout) == (1, True), done.output
     assert _verify(output, "--model", model, "--locate").exit_code == 0
+
+
+def test_every_generation_is_announced(model: Path, tmp_path: Path) -> None:
+    bundle = _stand_in(tmp_path / "x.clover", model)
+    done = _verify(bundle, "--model", model, "--locate", "--json")
+    assert json.loads(done.stdout) == {"found": None}
+    lines = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    said = [line.partition("] ")[2] for line in lines]
+    assert said == [f"prompt {i} of 2, {way}" for i in (1, 2) for way in prove.WAYS]
+    assert all(line.isprintable() for line in done.stderr.splitlines())
+
+
+def test_an_empty_message_is_refused_as_run_does(model: Path, tmp_path: Path) -> None:
+    bundle = _stand_in(tmp_path / "x.clover", model)
+    done = _verify(bundle, "--model", model, "--locate", "-p", "")
+    assert (done.exit_code, done.stdout) == (2, "") and "the prompt is empty" in done.stderr

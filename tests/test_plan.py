@@ -12,8 +12,10 @@ import pytest
 
 from clover_compile import models
 from clover_compile import plan as planner
+from clover_compile.kernels import release
 from clover_compile.options import BuildOptions
 from clover_compile.targets.table import TARGETS
+from tests import sparse
 from tests.built import demonstration
 from tests.checkpoints import make_tiny
 from tests.command import Result, clover_compile
@@ -99,9 +101,62 @@ def test_more_weights_need_more(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "free_memory", lambda: 10**8)
     monkeypatch.setattr(planner, "free_disk", lambda output: 10**6)
-    found = planner.plan(BuildOptions(model=models.find(), output=tmp_path / "x.clover"))
+    output = tmp_path / "x.clover"
+    found = planner.plan(BuildOptions(model=models.find(), output=output))
     assert not found["fits"] and len(found["short"]) == 2
-    assert "no: memory: needs" in planner.render(found)
+    done = _plan("-o", output)
+    assert done.exit_code == 1 and done.stderr == ""
+    fits = done.stdout.splitlines()[-1]
+    assert "no: memory needs" in fits and "MB, free here 100 MB; disk needs" in fits
+    done = _plan("-o", output, "--json")
+    assert done.exit_code == 1 and json.loads(done.stdout)["short"] == found["short"]
+
+
+@pytest.mark.parametrize(("target", "free"), [("triton-rtx4090", 24e9), ("ort-cuda", None)])
+def test_a_model_larger_than_its_gpu_does_not_fit(
+    released: Path, tmp_path: Path, target: str, free: float | None
+) -> None:
+    """The GPU's memory is known where the target names one."""
+    done = _plan(released, "--target", target, "-o", tmp_path / "x", "--json")
+    found = json.loads(done.stdout)
+    assert found["free"]["device_bytes"] == free
+    assert (done.exit_code, found["fits"]) == ((0, True) if free is None else (1, False))
+    assert found["short"] == ([] if free is None else ["device needs " + _shown(found, 24)])
+
+
+def _shown(found: dict[str, Any], gpu: int) -> str:
+    return f"{found['needs']['device_bytes'] / 1e9:.1f} GB, the GPU has {gpu}.0 GB"
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Headers of the released sizes; the weights are holes."""
+    return sparse.write(tmp_path_factory.mktemp("released") / "model")
+
+
+@pytest.fixture(autouse=True)
+def _enough_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has free, but where a test says otherwise."""
+    monkeypatch.setattr(planner, "free_disk", lambda output: 10**12)
+
+
+def test_fp8_takes_what_fp8_stores(released: Path, tmp_path: Path) -> None:
+    """e4m3 matrices with a scale per output channel; the embedding alone stays a large matrix."""
+    where = ("-o", tmp_path / "x", "--target", "triton-h100")
+    wide, small = (_found(released, *where, "--dtype", d)["needs"] for d in ("bf16", "fp8"))
+    embedding = release.VOCABULARY * release.HIDDEN
+    assert wide["weight_bytes"] > 69e9
+    assert small["weight_bytes"] == pytest.approx(wide["weight_bytes"] / 2 + embedding, rel=0.01)
+    for key in ("disk_bytes", "device_bytes"):
+        assert wide[key] - small[key] == wide["weight_bytes"] - small["weight_bytes"]
+
+
+def test_the_device_holds_a_state_of_the_whole_context(released: Path, tmp_path: Path) -> None:
+    where = (released, "-o", tmp_path / "x", "--target", "triton-h200", "--context")
+    short, long = (_found(*where, n)["needs"]["device_bytes"] for n in ("1000", "3000"))
+    c = sparse.config()
+    row = 2 * 2 * len(c.attention_layers) * c.num_key_value_heads * c.head_dim
+    assert long - short == 2000 * row
 
 
 def test_a_container_may_have_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from clover_compile import models, prove
+from clover_compile import plan as planner
 from clover_compile.build import build
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import PassFailed, VerdictError, WrongDtype
@@ -22,8 +24,13 @@ from clover_compile.passes import observe
 from clover_compile.passes.base import run_passes
 from clover_compile.passes.pipeline import PIPELINE
 from clover_compile.runtime.bundle import LoadedBundle
+from clover_compile.runtime.gpu_needs import RESERVE
 from clover_compile.runtime.manifest import read_bundle
+from clover_compile.runtime.program_engine import state_layout
+from clover_compile.runtime.program_files import read_programs, read_table
+from clover_compile.runtime.triton_engine import _needs
 from clover_compile.targets.table import known
+from clover_compile.targets.triton import plan
 from clover_compile.targets.triton import quantise as module
 from clover_compile.targets.triton.join import JoinWriteGate
 from clover_compile.targets.triton.quantisation import report
@@ -65,6 +72,16 @@ def test_every_large_matrix_and_nothing_else() -> None:
     assert any(n.endswith("mlp.gate.weight") for n in names)
     assert any(n.endswith("shared_expert_gate.weight") for n in names)
     assert not any("experts." in n or "lm_head" in n or "_proj.weight" in n for n in names)
+    _planned(small)
+
+
+def _planned(small: list[Weight]) -> None:
+    """`build --plan` counts the same tensors, and their bytes with the scales."""
+    checkpoint = Checkpoint.open(models.find())
+    names = {name for name in checkpoint.names if plan._is_quantised(name)}
+    assert {leaf for weight in small for leaf in weight.leaves} == names
+    stored = sum(w.nbytes + 4 * prod(w.shape[:-1]) for w in small)
+    assert stored == sum(plan._in_fp8(checkpoint.shape(name)) for name in names)
 
 
 def test_a_matrix_left_behind_stops_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +134,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def twin(built: Path) -> Iterator[LoadedBundle]:
     with on_the_twin(built) as loaded:
         yield loaded
+
+
+@pytest.mark.slow
+def test_a_plan_says_what_it_takes(built: Path) -> None:
+    options = BuildOptions(models.find(), built.with_name("x"), "triton-h100", dtype="fp8")
+    needs, checked = planner.plan(options)["needs"], read_bundle(built)
+    store = checked.manifest["files"]["weights/model.safetensors"]["size"]
+    stored = sum(row["bytes"] for row in checked.manifest["precision"].values())
+    used = sum(path.stat().st_size for path in built.rglob("*"))
+    state = state_layout(read_programs(checked)["commit"], checked.manifest["context"])
+    held = _needs(checked, read_table(checked, "kernels.json"), state).held
+    assert stored == pytest.approx(store, rel=0.02)  # but for the header
+    assert needs["weight_bytes"] == pytest.approx(stored, rel=0.02)
+    assert needs["device_bytes"] - RESERVE == pytest.approx(held, rel=0.02)
+    assert used < needs["disk_bytes"] < used + plan.KERNELS
 
 
 @pytest.mark.slow

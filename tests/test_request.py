@@ -196,3 +196,18 @@ def test_exact_makes_speculation_exact(session: Session) -> None:
 def test_the_defaults_are_those_of_generate() -> None:
     parameters = inspect.signature(Session.generate).parameters
     assert {name: parameters[name].default for name in DEFAULTS} == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"decode": "casual"}, "\"casual\" is unknown (did you mean 'causal'?); choose from denoi"),
+        ({"decode": "atuo"}, "did you mean 'auto'?"),
+        ({"decode": "self-speculate", "accept": "exat"}, "did you mean 'exact'?"),
+        ({"decode": "zzz"}, '"zzz" is unknown; choose from denoise, causal, self-speculate, auto'),
+    ],
+)
+def test_a_mistyped_way_is_told_with_the_nearest(
+    session: Session, options: dict[str, Any], words: str
+) -> None:
+    assert words in _refusal(session, [1], **options)

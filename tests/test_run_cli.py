@@ -42,6 +42,7 @@ class FakeSession:
         self.answer = Generation((5, 1), "fine", None, "stop", STATS)
         self.fails: BaseException | None = None
         self.refused: BaseException | None = None
+        self.costs_fault: str | None = None
         self.rules = SimpleNamespace(mask_token_id=MASK)
         self.text = SimpleNamespace(decode=lambda ids: ("".join(f"<{i}>" for i in ids), None))
 

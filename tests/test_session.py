@@ -210,8 +210,8 @@ def test_load_hands_its_switches_to_the_bundle(
     seen: list[Any] = []
 
     class Loaded:
-        engine, sizes, rules, context, text, costs = (
-            session.engine, session.sizes, session.rules, 77, session.text, None,
+        engine, sizes, rules, context, text, costs, costs_fault = (
+            session.engine, session.sizes, session.rules, 77, session.text, None, "no use",
         )  # fmt: skip
 
     def load(path: Any, **switches: Any) -> type[Loaded]:
@@ -221,5 +221,5 @@ def test_load_hands_its_switches_to_the_bundle(
     monkeypatch.setattr(bundle, "load", load)
     opened = Session.load(tmp_path, unverified=True)
     assert seen == [(tmp_path, {"unverified": True, "allow_native": False})]
-    assert opened.context == 77
+    assert (opened.context, opened.costs_fault) == (77, "no use")
     assert opened.generate("1 2", 8).token_ids == session.generate("1 2", 8).token_ids

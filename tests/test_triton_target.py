@@ -29,7 +29,7 @@ from clover_compile.profiling.options import ProfileOptions
 from clover_compile.profiling.run import profile
 from clover_compile.runtime import bundle as runtime_bundle
 from clover_compile.runtime import cuda_driver, gpu_needs
-from clover_compile.runtime.errors import BadBundle, NotProved, WrongMachine
+from clover_compile.runtime.errors import BadBundle, NotProved, OutputTaken, WrongMachine
 from clover_compile.runtime.launch_plan import Plan
 from clover_compile.runtime.manifest import read_bundle
 from clover_compile.runtime.program_engine import ProgramEngine
@@ -327,9 +327,9 @@ def test_a_resealed_program_that_is_none(name: str, built: Path, tmp_path: Path)
 
 
 def test_finish_is_for_other_bundles(built: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadBundle, match="triton-h100 bundle, which needs no finish"):
+    with pytest.raises(BadBundle, match="for target triton-h100, which needs no finish"):
         finish(built, tmp_path / "x.clover", lambda line: None)
-    with pytest.raises(BadBundle, match="it exists"):
+    with pytest.raises(OutputTaken, match="it exists; give another -o"):
         finish(built, tmp_path, lambda line: None)
 
 

@@ -122,8 +122,8 @@ DONE = {"finished": True, "built_with": "11.4.0.106"}
          "needs tensorrt >=11,<12; this machine has 10.9.0; run it elsewhere, or pip install"),
         ({"tensorrt": "11.5.0"}, {"device": DONE}, False,
          "needs tensorrt ==11.4.0.106; this machine has 11.5.0; run it elsewhere, or pip install"),
-        ({}, {}, False, "no engines yet: run `clover-compile finish"),
-        ({}, {"device": DONE}, True, "built already: run it as it is"),
+        ({}, {}, False, "no engines yet; run `clover-compile finish"),
+        ({}, {"device": DONE}, True, "built already; run it as it is"),
         ({}, {"ops": {"commit": {"moe": {"count": 2}}}}, True,
          "Unit commit has 1 plugin nodes of moe instead of 2"),
         ({}, {"files": {}}, True, "the plugin .plugin/libclover_trt.so. is not in the bundle"),
@@ -149,7 +149,7 @@ def test_a_library_of_others_needs_permission(
     checked = _checked(tmp_path)
     cache = tmp_path / "cache" / "clover-compile" / "plugin" / "0"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(BadBundle, match="none that this installation compiled: give --allow-nat"):
+    with pytest.raises(BadBundle, match="none that this installation compiled; give --allow-nat"):
         trt_checks.check(checked, False, finishing=True)
     cache.mkdir(parents=True)
     (cache / "libclover_trt.so").write_bytes(b"library")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clover_compile.errors import NoModel
+from clover_compile.runtime.nearest import did_you_mean
 from clover_compile.tensor_names import spell
 
 DEFAULT = "clover-airspace-tiny"
@@ -29,4 +30,5 @@ def find(name_or_path: str | Path | None = None) -> Path:
     known = bundled()
     if str(name_or_path) in known:
         return known[str(name_or_path)]
-    raise NoModel(model=spell(str(name_or_path)), known=", ".join(known))
+    meant = did_you_mean(str(name_or_path), known)
+    raise NoModel(model=spell(str(name_or_path)), meant=meant, known=", ".join(known))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from clover_compile.runtime.nearest import did_you_mean
 from clover_compile.runtime.request import ACCEPT, DEFAULTS, ROLES, WAYS
 from clover_compile.runtime.terminal import one_line
 
@@ -25,6 +26,14 @@ Exit status: 0 answered, 2 wrong usage or input, 1 any other failure, 130 interr
 
 class _Parser(argparse.ArgumentParser):
     """Complains in one line and never shows its usage unasked."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As ever, but an option that does not exist is told with the nearest that does."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            meant = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return found
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {one_line(message)}; see {self.prog} --help", file=sys.stderr)

@@ -46,6 +46,7 @@ class LoadedBundle:
     engine: Engine
     text: Text
     costs: CostTable | None = None
+    costs_fault: str | None = None
 
 
 def load(
@@ -71,6 +72,7 @@ def load(
     return LoadedBundle(
         checked.path, checked.identity, checked.manifest, checked.verdict,
         sizes, rules, checked.manifest["context"], engine, text, checked.costs,
+        checked.costs_fault,
     )  # fmt: skip
 
 

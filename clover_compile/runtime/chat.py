@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from clover_compile.runtime.errors import BadTokenizer, Faults, TemplateFailed
+from clover_compile.runtime.nearest import did_you_mean
 from clover_compile.runtime.request import ROLES
 from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.strict_json import quote
@@ -233,7 +234,8 @@ def _message_faults(where: str, message: object) -> Iterator[str]:
         return
     role = message.get("role")
     if role not in ROLES:
-        yield f"{where}: role must be one of {', '.join(ROLES)}, not {quote(role, 40)}"
+        meant = did_you_mean(role, ROLES)
+        yield f"{where}: role must be one of {', '.join(ROLES)}, not {quote(role, 40)}{meant}"
     content = message.get("content")
     if isinstance(content, list | tuple):
         for i, part in enumerate(content):

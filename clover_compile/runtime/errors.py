@@ -5,13 +5,18 @@ The class docstring says why it happens and what to do; the error catalogue is g
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
+
+from clover_compile.runtime.terminal import one_line
 
 
 class CloverError(Exception):
     """Base of every error a user can meet; `str()` is one line: what, where and what to do."""
 
     template: ClassVar[str] = ""
+    usual: ClassVar[str] = ""
+    """The `remedy` of a template where nothing better is known."""
     exit_status: ClassVar[int] = 1
 
     def __init__(self, **fields: object) -> None:
@@ -77,13 +82,14 @@ class NotANumber(RunError):
 
 
 class AutoNeedsCosts(InputError):
-    """`--decode auto` picks the way by what each costs, and this bundle carries no costs.
-    `clover-compile profile` measures them on this machine and writes them into the bundle.
+    """`--decode auto` picks the way by what each costs, and this bundle carries no costs, damaged
+    ones or those of another bundle. `clover-compile profile` measures them on this machine and
+    writes them into the bundle. No other way to decode needs them.
     """
 
     template = (
-        "decode 'auto' needs the bundle's costs.json; run `clover-compile profile BUNDLE`, "
-        "or name a way: {known}"
+        "decode 'auto' needs the bundle's costs.json ({found}); run `clover-compile profile "
+        "BUNDLE`, or name a way: {known}"
     )
 
 
@@ -108,12 +114,26 @@ class FinishFailed(RunError):
     )
 
 
+class OutputTaken(InputError):
+    """`finish` writes a new bundle to a name that is free, in a folder that may be written to and
+    is no part of a bundle. Nothing was written.
+    """
+
+    template = "{path}: {reason}; give another -o"
+
+
 class NoBundle(InputError):
     """The path does not lead to a bundle that a build has finished. A killed build leaves none:
     build again.
     """
 
-    template = "{path}: not a bundle ({reason}); make one with `clover-compile build -o {path}`"
+    template = "{path}: not a bundle ({reason}); {remedy}"
+    usual = "give a folder that `clover-compile build MODEL -o NEW.clover` wrote"
+
+    def __init__(self, path: Path | str, reason: str, remedy: str | None = None) -> None:
+        shown = one_line(str(path))
+        super().__init__(path=shown, reason=reason, remedy=remedy or self.usual)
+        self.place, self.remedy = Path(path), remedy
 
 
 class BadBundle(InputError):
@@ -122,10 +142,11 @@ class BadBundle(InputError):
     `clover-compile verify` proves the bundle again and writes a new one.
     """
 
-    template = "{path}: refused: {faults}; mend that, or fetch or build the bundle again"
+    template = "{path}: refused: {faults}; {remedy}"
+    usual = "mend that, or fetch or build the bundle again"
 
-    def __init__(self, path: object, faults: str) -> None:
-        super().__init__(path=path, faults=faults)
+    def __init__(self, path: object, faults: str, remedy: str | None = None) -> None:
+        super().__init__(path=path, faults=faults, remedy=remedy or self.usual)
 
 
 class WrongMachine(InputError):

@@ -6,13 +6,19 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clover_compile.runtime import streams
-from clover_compile.runtime.errors import BadPrompt, CloverError, Faults, MissingPackage
+from clover_compile.runtime.errors import (
+    BadPrompt,
+    CloverError,
+    Faults,
+    MissingPackage,
+    NoBundle,
+)
 from clover_compile.runtime.strict_json import JsonFault, parse_value, quote, read_file
 from clover_compile.runtime.terminal import one_line, printable
 
@@ -23,6 +29,8 @@ if TYPE_CHECKING:
 MAX_MESSAGES = 16 << 20
 """Most bytes of a --messages file."""
 
+RECOST = "--decode auto will refuse it: run `clover-compile profile BUNDLE` again"
+
 FORWARDED = (
     "max_new_tokens", "decode", "accept", "width", "block_size", "threshold", "temperature",
     "top_k", "top_p", "seed", "thinking", "exact", "raw",
@@ -30,10 +38,14 @@ FORWARDED = (
 """Options handed on to `Session.generate` when they are given."""
 
 
-def main(argv: Sequence[str], bundle: Path | None = None, prog: str = "clover-compile run") -> int:
+def main(
+    argv: Sequence[str], bundle: Path | None = None, prog: str = "clover-compile run",
+    words: Callable[[Exception], str] = str,
+) -> int:  # fmt: skip
     """Runs one command line and returns its exit status; never raises.
 
-    With `bundle` the command line names none, and that bundle may load its own native code.
+    With `bundle` the command line names none, and that bundle may load its own native code. `words`
+    spells the message of an error of ours: the compiler half knows more to advise.
     """
     debug = "--debug" in argv
     try:
@@ -53,15 +65,18 @@ def main(argv: Sequence[str], bundle: Path | None = None, prog: str = "clover-co
         if debug:
             traceback.print_exc()
         else:
-            _complain(prog, _words(error))
+            _complain(prog, _words(error, words))
         return error.exit_status if isinstance(error, CloverError) else 1
 
 
 def _run(argv: Sequence[str], bundle: Path | None, prog: str) -> None:
     try:
         from clover_compile.runtime.arguments import parser
+        from clover_compile.runtime.request import AUTO
 
         arguments = parser(prog, with_bundle=bundle is None).parse_args(argv)
+        if bundle is None and not arguments.bundle:
+            raise NoBundle("", "no name was given")
         path = Path(arguments.bundle) if bundle is None else bundle
         prompt = _prompt(arguments)
         allow_native = arguments.allow_native or bundle is not None
@@ -71,6 +86,8 @@ def _run(argv: Sequence[str], bundle: Path | None, prog: str) -> None:
     chosen = {name: getattr(arguments, name) for name in FORWARDED if hasattr(arguments, name)}
     if chosen.get("exact") and chosen.get("accept") == "release":
         raise Faults("request", ("--exact excludes --accept release; give one of them",))
+    if session.costs_fault and chosen.get("decode") != AUTO:
+        streams.say(f"{prog}: warning: {one_line(session.costs_fault)}; {RECOST}")
     live = _live(session) if arguments.live else None
     try:
         answer = session.generate(prompt, on_step=live, **chosen)
@@ -104,6 +121,8 @@ def _prompt(arguments: argparse.Namespace) -> Prompt:
         return text
     if arguments.prompt_ids is not None:
         return _ids(arguments.prompt_ids)
+    if not arguments.messages:
+        raise BadPrompt(where="--messages", reason="no file was given")
     return _messages(Path(arguments.messages))
 
 
@@ -173,10 +192,10 @@ def _summary(answer: Generation) -> str:
     return ", ".join([tokens, *steps, f"{seconds:.2f} s"])
 
 
-def _words(error: Exception) -> str:
+def _words(error: Exception, words: Callable[[Exception], str]) -> str:
     """One line about an error that is safe to print."""
     if isinstance(error, CloverError):
-        return str(error)
+        return words(error)
     if isinstance(error, MemoryError):
         return "out of memory; shorten the prompt, or use a machine with more"
     if isinstance(error, OSError):

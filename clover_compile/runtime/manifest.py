@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -40,6 +40,9 @@ MAX_MANIFEST = 16 << 20
 MAX_SHOWN = 8
 """Faults named before the rest is only counted."""
 
+RENEW = "`clover-compile verify` on it proves it again and writes a new verdict.json"
+"""What mends a bundle of which only the verdict is missing or damaged."""
+
 LOST = {"outcome": "unproved", "reason": "its verdict is lost or damaged"}
 """Stands for a verdict that cannot be read, while a new one is made."""
 
@@ -57,7 +60,9 @@ class Checked:
     manifest: dict[str, Any]
     verdict: dict[str, Any]
     costs: CostTable | None = None
-    """What costs.json says, if there is one."""
+    """What costs.json says, if there is one that can be used."""
+    costs_fault: str | None = None
+    """Why the costs.json that is there cannot be used."""
 
 
 def bundle_id(path: str | Path) -> str:
@@ -76,15 +81,16 @@ def read_bundle(
     for the build itself: to everybody else the folder it works in is no bundle, even in the moment
     between its verdict and its renaming. `renewing` is for who will write the verdict anew: one
     that is missing, damaged or of another bundle counts as LOST. `recosting` is for who will write
-    costs.json anew: whatever it holds is not looked at.
+    costs.json anew: whatever it holds is not looked at. Only `auto` needs costs, so what is wrong
+    with them refuses nothing here and stands in the result.
     """
     path = _folder(path)
     if not unfinished and UNFINISHED.fullmatch(path.resolve().name):
-        raise NoBundle(path=one_line(str(path)), reason="a build that was cut off left it")
+        raise NoBundle(path, "a build that was cut off left it", "build it again")
     manifest, identity = _manifest(path)
     faults: list[str] = []
     files = _listed(manifest, faults)
-    _present(path, files, OUTSIDE[:-1] if renewing else OUTSIDE, faults)
+    _present(path, files, faults)
     if not faults:
         _contents(path, files, recheck, faults)
     about: list[str] = []
@@ -93,25 +99,35 @@ def read_bundle(
         verdict = dict(LOST)
     else:
         faults += about
-    costs = None if recosting else _costs(path, identity, faults)
+    remedy = RENEW if faults and faults == about else None
     faults = faults or shape_faults(manifest, files) or version_faults(manifest["accepts"])
     if faults:
         more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []
-        raise _bad(path, "; ".join(faults[:MAX_SHOWN] + more))
-    return Checked(path, identity, manifest, verdict, costs)
+        raise BadBundle(one_line(str(path)), "; ".join(faults[:MAX_SHOWN] + more), remedy)
+    costs, why = (None, None) if recosting else _costs(path, identity)
+    return Checked(path, identity, manifest, verdict, costs, why)
+
+
+def is_text(path: Path) -> bool:
+    """Whether the absolute path can be spelled in UTF-8, as the engines' libraries want it."""
+    try:
+        return b"\0" not in str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def _folder(path: str | Path) -> Path:
     path = Path(path)
-    shown = one_line(str(path))
+    if not is_text(path):
+        remedy = "rename or move it, or use a UTF-8 locale"
+        raise NoBundle(path, "its name is no UTF-8 text here, which engines ask for", remedy)
     try:
         if not path.is_dir():
-            reason = "it is a file" if path.exists() else "no such folder"
-            raise NoBundle(path=shown, reason=reason)
+            raise NoBundle(path, "it is a file" if path.exists() else "no such folder")
         if not (path / "manifest.json").is_file():
-            raise NoBundle(path=shown, reason="no manifest.json in it")
+            raise NoBundle(path, "no manifest.json in it")
     except (ValueError, OSError):  # a NUL in the name, or a folder that may not be entered
-        raise NoBundle(path=shown, reason="it cannot be opened") from None
+        raise NoBundle(path, "it cannot be opened") from None
     return path
 
 
@@ -170,10 +186,10 @@ def _listed(manifest: Mapping[str, Any], faults: list[str]) -> dict[str, tuple[s
     return files
 
 
-def _present(path: Path, files: Files, own: Sequence[str], faults: list[str]) -> None:
+def _present(path: Path, files: Files, faults: list[str]) -> None:
     """The folder holds exactly the listed files and our own, all regular and of the right size.
 
-    Of our own files those of `own` must be there.
+    Whether a verdict and costs are there is for who reads them.
     """
     found: dict[str, int] = {}
     folders: list[str] = []
@@ -188,7 +204,7 @@ def _present(path: Path, files: Files, own: Sequence[str], faults: list[str]) ->
             kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
             faults.append(f"{quote(name)} is {kind}")
             found[name] = files[name][1] if name in files else 0
-    missing = {*files, *own} - set(found)
+    missing = set(files) - set(found)
     faults += [f"{quote(name)} is missing" for name in sorted(missing)]
     extra = set(found) - {*files, *OUTSIDE, *OPTIONAL}
     faults += [f"{quote(name)} does not belong to the bundle" for name in sorted(extra)]
@@ -228,25 +244,28 @@ def _verdict(path: Path, identity: str, faults: list[str]) -> dict[str, Any]:
     return verdict
 
 
-def _costs(path: Path, identity: str, faults: list[str]) -> CostTable | None:
+def _costs(path: Path, identity: str) -> tuple[CostTable | None, str | None]:
+    """The costs, if there are any, or why they cannot be used."""
     if not (path / COSTS).exists():
-        return None
-    before = len(faults)
+        return None, None
+    faults: list[str] = []
     content = _signed(path, COSTS, identity, faults)
-    if len(faults) == before:
-        try:
-            return CostTable.from_json(content)
-        except ValueError as fault:
-            faults.append(f"{COSTS}: {fault}")
-    faults[-1] += "; remove it or run `clover-compile profile` again"
-    return None
+    if faults:
+        return None, faults[0]
+    try:
+        return CostTable.from_json(content), None
+    except ValueError as fault:
+        return None, f"{COSTS}: {fault}"
 
 
 def _signed(path: Path, name: str, identity: str, faults: list[str]) -> dict[str, Any]:
     """A file outside the manifest that names the bundle and carries the hash of its own content.
 
-    It must also be spelled as we spell it: then no byte of it can change unnoticed.
+    It must also be spelled as we spell it: then no byte of it can change unnoticed. What is there
+    but no regular file is told by `_present`.
     """
+    if (path / name).is_symlink() or ((path / name).exists() and not (path / name).is_file()):
+        return {}
     try:
         data = read_file(path / name, MAX_MANIFEST)
         content: dict[str, Any] = parse_json(data)

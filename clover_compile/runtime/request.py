@@ -10,6 +10,7 @@ import numpy as np
 
 from clover_compile.runtime.engine import Sizes
 from clover_compile.runtime.errors import AutoNeedsCosts, Faults
+from clover_compile.runtime.nearest import did_you_mean
 from clover_compile.runtime.pick import Sampling
 from clover_compile.runtime.rules import GenerationRules
 from clover_compile.runtime.strict_json import quote
@@ -57,18 +58,20 @@ class Request:
     sampling: Sampling
 
 
-def check(options: dict[str, Any], rules: GenerationRules, costs: bool = False) -> Request:
+def check(
+    options: dict[str, Any], rules: GenerationRules, no_costs: str | None = "there is none"
+) -> Request:  # fmt: skip
     """Checks the options of one generation; raises Faults with all that is wrong.
 
-    `options` holds every key of DEFAULTS but `thinking`; `costs`: whether the bundle has any, else
-    raises AutoNeedsCosts for `auto`.
+    `options` holds every key of DEFAULTS but `thinking`; `no_costs`: why the bundle has no costs,
+    for which `auto` is refused with AutoNeedsCosts, or None if it has.
     """
     faults: list[str] = []
     way = options["decode"]
-    if way == AUTO and not costs:
-        raise AutoNeedsCosts(known=", ".join(WAYS))
+    if way == AUTO and no_costs is not None:
+        raise AutoNeedsCosts(found=no_costs, known=", ".join(WAYS))
     if way not in (*WAYS, AUTO):
-        faults.append(f"decode {quote(way)} is unknown; choose from {', '.join(WAYS)}")
+        faults.append(_unknown("decode", way, (*WAYS, AUTO)))
     else:
         faults += [
             f"{name} has no effect with decode {way!r}; it is for {' and '.join(ways)}"
@@ -76,8 +79,7 @@ def check(options: dict[str, Any], rules: GenerationRules, costs: bool = False) 
             if way not in ways and options[name] != DEFAULTS[name]
         ]
     if options["accept"] not in ACCEPT:
-        accept = quote(options["accept"])
-        faults.append(f"accept {accept} is unknown; choose from {', '.join(ACCEPT)}")
+        faults.append(_unknown("accept", options["accept"], ACCEPT))
     if not isinstance(options["exact"], bool):
         faults.append(f"exact must be True or False, not {quote(options['exact'])}")
     elif options["exact"]:
@@ -97,6 +99,11 @@ def check(options: dict[str, Any], rules: GenerationRules, costs: bool = False) 
         options["exact"] or options["accept"] == "exact",
         int(options["width"]), block_size, float(threshold), sampling,
     )  # fmt: skip
+
+
+def _unknown(name: str, value: object, known: Sequence[str]) -> str:
+    meant = did_you_mean(value, known)
+    return f"{name} {quote(value)} is unknown{meant}; choose from {', '.join(known)}"
 
 
 def _exact_faults(options: dict[str, Any]) -> list[str]:

@@ -61,16 +61,19 @@ class Generation:
 class Session:
     """A loaded bundle. Sessions share nothing that changes, so several may run at once.
 
+    `costs_fault` says why a costs.json that is there cannot be used; only `auto` needs one.
+
     `experience` is what decoding by `auto` has learned from the requests so far; of requests that
     run at once the one that ends last leaves its own.
     """
 
     def __init__(
         self, engine: Engine, sizes: Sizes, rules: GenerationRules, context: int,
-        text: Text | None = None, costs: CostTable | None = None,
+        text: Text | None = None, costs: CostTable | None = None, costs_fault: str | None = None,
     ) -> None:  # fmt: skip
         self.engine, self.sizes, self.rules = engine, sizes, rules
         self.context, self.text, self.costs = context, text, costs
+        self.costs_fault = costs_fault
         self.experience = Experience()
 
     @classmethod
@@ -86,8 +89,9 @@ class Session:
 
         loaded = load(path, unverified=unverified, allow_native=allow_native)
         return cls(
-            loaded.engine, loaded.sizes, loaded.rules, loaded.context, loaded.text, loaded.costs
-        )
+            loaded.engine, loaded.sizes, loaded.rules, loaded.context, loaded.text, loaded.costs,
+            loaded.costs_fault,
+        )  # fmt: skip
 
     def new_state(self) -> State:
         """The state of an empty sequence, kept where the engine computes."""
@@ -186,7 +190,8 @@ class Session:
         faults: list[str] = []
         request, ids, used, context = None, list[int](), 0, self.context
         try:
-            request = check(options, self.rules, self.costs is not None)
+            no_costs = None if self.costs is not None else self.costs_fault or "there is none"
+            request = check(options, self.rules, no_costs)
         except Faults as error:
             faults += error.faults
         if isinstance(state, State):

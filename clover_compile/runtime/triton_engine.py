@@ -54,7 +54,9 @@ def _refuse(checked: Checked, fault: str) -> BadBundle:
 
 def _needs(checked: Checked, kernels: Mapping[str, Any], state: Layout) -> GpuNeeds:
     """Weights and one state, which at the model's whole context is gigabytes."""
-    weights = {(w["offset"], w["file"]): _bytes(w) for w in checked.manifest["weights"].values()}
+    # One that is the first rows of another lies at the same place: the longest comes last.
+    entries = sorted(checked.manifest["weights"].values(), key=_bytes)
+    weights = {(w["offset"], w["file"]): _bytes(w) for w in entries}
     target = checked.manifest["target"]
     held = sum(weights.values()) + sum(prod(s) * ITEMSIZE[kind] for kind, s in state.values())
     return GpuNeeds(target, kernels["capability"], kernels["driver"], held)

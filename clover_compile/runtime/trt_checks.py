@@ -32,12 +32,14 @@ def check(checked: Checked, allow_native: bool, finishing: bool = False) -> dict
     """The manifest's `device`; BadBundle or WrongMachine if this machine cannot open (or finish)
     the bundle."""
     if checked.manifest.get("engine") not in ("trt", None):
-        what = f"it is a {checked.manifest['target']} bundle, which needs no finish"
-        raise BadBundle(one_line(str(checked.path)), one_line(what))
+        what = f"it is for target {checked.manifest['target']}, which needs no finish"
+        raise BadBundle(one_line(str(checked.path)), one_line(what), "run it as it is")
     stated = checked.manifest.get("device")
     faults = _stated(stated, checked)
     device: dict[str, Any] = stated if isinstance(stated, dict) else {}
-    fault = faults[0] if faults else _finished(device, finishing) or _nodes(checked)
+    if not faults and (wrong_step := _finished(device, finishing)):
+        raise BadBundle(one_line(str(checked.path)), *wrong_step)
+    fault = faults[0] if faults else _nodes(checked)
     if fault:
         raise BadBundle(one_line(str(checked.path)), one_line(fault))
     for wrong in (_gpu(device), _version(device)):
@@ -47,7 +49,8 @@ def check(checked: Checked, allow_native: bool, finishing: bool = False) -> dict
             raise WrongMachine(path=path, target=target, needs=needs, here=here, remedy=remedy)
     fault = _native(checked, device, allow_native)
     if fault:
-        raise BadBundle(one_line(str(checked.path)), one_line(fault))
+        remedy = "give --allow-native if you trust where the bundle comes from"
+        raise BadBundle(one_line(str(checked.path)), one_line(fault), remedy)
     return device
 
 
@@ -66,12 +69,14 @@ def _stated(device: object, checked: Checked) -> list[str]:
     return faults
 
 
-def _finished(device: dict[str, Any], finishing: bool) -> str:
+def _finished(device: dict[str, Any], finishing: bool) -> tuple[str, str] | None:
+    """What is wrong and what to do, where the bundle is at another step."""
     if finishing and device["finished"]:
-        return "its engines are built already: run it as it is"
+        return "its engines are built already", "run it as it is"
     if not finishing and not device["finished"]:
-        return "it has no engines yet: run `clover-compile finish BUNDLE -o NEW`, or its finish.py"
-    return ""
+        remedy = "run `clover-compile finish BUNDLE -o NEW`, or its finish.py"
+        return "it has no engines yet", remedy
+    return None
 
 
 def _nodes(checked: Checked) -> str:
@@ -128,7 +133,4 @@ def _native(checked: Checked, device: dict[str, Any], allowed: bool) -> str:
     known = glob.glob(str(cache_folder() / "plugin" / "*" / name))
     if any(file_hash(Path(x)) == own for x in known):
         return ""
-    return (
-        f"its plugin has hash {own[:12]}, which is none that this installation compiled: "
-        "give --allow-native if you trust where the bundle comes from"
-    )
+    return f"its plugin has hash {own[:12]}, which is none that this installation compiled"

@@ -20,9 +20,9 @@ import numpy as np
 
 from clover_compile.runtime import cuda_driver, sealing
 from clover_compile.runtime.engine import Array, Engine
-from clover_compile.runtime.errors import BadBundle, CloverError, FinishFailed
+from clover_compile.runtime.errors import CloverError, FinishFailed, OutputTaken
 from clover_compile.runtime.hashes import cache_folder
-from clover_compile.runtime.manifest import Checked, read_bundle
+from clover_compile.runtime.manifest import Checked, is_text, read_bundle
 from clover_compile.runtime.session import Session
 from clover_compile.runtime.terminal import one_line
 from clover_compile.runtime.trt_build import Builder, EngineRefused, requests
@@ -46,16 +46,18 @@ NOTHING = "the bundle holds no probes, so nothing was compared"
 def finish(path: Path, output: Path, say: Say, allow_native: bool = False) -> dict[str, Any]:
     """Builds the engines of the bundle at `path` and writes a new bundle to `output`.
 
-    Returns {bundle, id, parent, outcome, reason, probes}. Raises BadBundle if bundle, machine or
-    versions do not fit, FinishFailed if TensorRT refuses a network or answers differ; then nothing
-    is left at `output`.
+    Returns {bundle, id, parent, outcome, reason, probes}. Raises OutputTaken, BadBundle if bundle,
+    machine or versions do not fit, FinishFailed if TensorRT refuses a network or answers differ;
+    then nothing is left at `output`.
     """
     checked = read_bundle(path, recheck=True)
-    if output.exists() or output.is_symlink():
-        raise BadBundle(one_line(str(output)), "it exists: give another -o")
+    _check_output(output)
     device = check(checked, allow_native, finishing=True)
     folder = output.absolute().parent / f".{output.name}.building-{os.getpid()}"
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise OutputTaken(path=one_line(str(output)), reason=error.strerror) from None
     try:
         _link(checked, folder)
         _engines(checked, device, folder, say)
@@ -75,6 +77,22 @@ def finish(path: Path, output: Path, say: Say, allow_native: bool = False) -> di
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return {"bundle": str(output), "id": identity, "parent": checked.identity, **verdict}
+
+
+def _check_output(output: Path) -> None:
+    """Raises OutputTaken for what would fail only after the engines were built."""
+    reason = ""
+    try:
+        if output.exists() or output.is_symlink():
+            reason = "it exists"
+        elif not is_text(output):
+            reason = "its name is no UTF-8 text"
+        elif any((x / "MANIFEST.sha256").is_file() for x in output.absolute().parents):
+            reason = "it lies in a bundle, which takes nothing more"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    if reason:
+        raise OutputTaken(path=one_line(str(output)), reason=reason)
 
 
 def _link(checked: Checked, folder: Path) -> None:

@@ -17,5 +17,8 @@ class Estimate:
     """Shortest and longest it may take."""
     unproved_memory_bytes: int = 0
     """The same for a build that proves nothing, as one does where `memory_bytes` is not free."""
+    weight_bytes: int = 0
+    """Weights as the bundle stores them."""
     device_bytes: int = 0
-    """Memory on the device the bundle runs on; 0 where there is none."""
+    """Memory the bundle needs on the device it runs on, with one state of the whole context; 0
+    where there is none."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from clover_compile.errors import UnknownTarget, WrongDtype
 from clover_compile.options import TARGETS_OWN
+from clover_compile.runtime.nearest import did_you_mean
+from clover_compile.runtime.strict_json import quote
 
 if TYPE_CHECKING:
     from clover_compile.targets.base import Target
@@ -27,7 +29,8 @@ class Row:
     dtypes: tuple[str, ...]
     """Precisions it can hold weights in; the first is the default."""
     plan: str
-    """"module:function" that estimates a build from a checkpoint's headers, without torch."""
+    """"module:function" of (checkpoint, dtype, context): an Estimate of a build from headers,
+    without torch."""
 
     def missing(self) -> tuple[str, ...]:
         """Modules that are not installed here."""
@@ -110,7 +113,8 @@ TARGETS: dict[str, Row] = {
 def known(name: str) -> Row:
     """The row of a target; raises UnknownTarget with the known ones."""
     if name not in TARGETS:
-        raise UnknownTarget(name=name, known=", ".join(TARGETS))
+        meant = did_you_mean(name, TARGETS)
+        raise UnknownTarget(name=quote(name, 100), meant=meant, known=", ".join(TARGETS))
     return TARGETS[name]
 
 

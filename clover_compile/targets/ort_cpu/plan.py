@@ -39,8 +39,8 @@ SECONDS, SECONDS_PER_LAYER, SECONDS_PER_GB, SECONDS_PER_TOKEN = 8.0, 2.5, 60.0, 
 FASTER, SLOWER = 0.5, 4.0
 
 
-def estimate(checkpoint: Checkpoint) -> Estimate:
-    """Needs of a build of this checkpoint; reads nothing."""
+def estimate(checkpoint: Checkpoint, dtype: str, context: int) -> Estimate:
+    """Needs of a build of this checkpoint, in fp32 and for any context; reads nothing."""
     c = checkpoint.config
     sizes = {name: 4 * prod(checkpoint.shape(name)) for name in checkpoint.names}
     fp32 = sum(sizes.values())
@@ -54,6 +54,7 @@ def estimate(checkpoint: Checkpoint) -> Estimate:
     return Estimate(
         unproved_memory_bytes=unproved(checkpoint, 4),
         memory_bytes=memory + 4 * PROBE_ROWS * c.vocab_size,
+        weight_bytes=fp32,
         disk_bytes=fp32 + _probes(c) + TEXT + TEXT_PER_LAYER * layers,
         minutes=(round(FASTER * seconds / 60, 1), round(SLOWER * seconds / 60, 1)),
     )

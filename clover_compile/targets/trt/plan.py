@@ -13,9 +13,9 @@ KERNELS_PER_LAYER = 8_000_000
 PLUGIN_MINUTES = (0.1, 0.5)
 
 
-def estimate(checkpoint: Checkpoint) -> Estimate:
-    """Needs of a build of this checkpoint in bf16; reads nothing."""
-    like = triton_estimate(checkpoint)
+def estimate(checkpoint: Checkpoint, dtype: str, context: int) -> Estimate:
+    """Needs of a build of this checkpoint; reads nothing."""
+    like = triton_estimate(checkpoint, dtype, context)
     nodes = KERNELS_PER_LAYER * checkpoint.config.num_hidden_layers
     low, high = like.minutes
     return replace(
