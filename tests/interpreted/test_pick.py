@@ -51,12 +51,13 @@ def scattered(rows: int, columns: int, scalars: dict[str, float]) -> list[Any]:
 @pytest.mark.parametrize("levels", [None, 2])
 def test_columns_in_several_tiles(levels: int | None) -> None:
     """The best stands in any tile; among equals the lowest id wins across tiles."""
-    sizes = Sizes(3, 4100, scalars=PENALTIES | RAMPS, running=True, levels=levels, counted=False)
+    sizes = Sizes(4, 4100, scalars=PENALTIES | RAMPS, running=True, levels=levels, counted=False)
     args = sized(sizes)
-    args[0][0, 1, 4099] = args[0][0, 2, 2048] = 90.0
-    # In row 1 the id drafted before it, alone in its tile, loses to this one by its penalty.
-    args[0][0, 1, 1000] = 80.0
-    args[5][0] = torch.tensor([4099, 2047, 2048])
+    args[0][0, 1, 4099] = args[0][0, 2, 2048] = args[0][0, 3, 2048] = 90.0
+    # In rows 1 and 3 an id drafted before, alone in its tile and in row 3 the first of it, loses to
+    # this one by its penalty.
+    args[0][0, 1, 1000] = args[0][0, 3, 1000] = 80.0
+    args[5][0] = torch.tensor([4099, 2047, 2048, 7])
     check_pick(args)
 
 
