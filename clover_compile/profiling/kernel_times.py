@@ -1,41 +1,48 @@
-"""Time of every kernel from ONNX Runtime's profiler, without what the profiler itself takes.
+"""Time of every op of a call, from ONNX Runtime's profiler without what the profiler itself takes.
 
-Noting an event takes longer than many a small kernel. How long is measured on a chain of trivial
-nodes, run with and without the profiler, and taken off every kernel; what is left includes the
-engine's own step from kernel to kernel.
+A kernel lasts from its own start to that of the next: the engine's step between them is in it, and
+the profiler's whole microseconds, which would cut a short kernel by a third, cancel in a sum.
+
+Noting a kernel takes longer than many a kernel runs, and how long depends on its arrays and on what
+the caches hold. So the call itself tells it: pairs of runs with and without the profiler differ by
+so much for each kernel. Every second pair only tells that; ops are timed, and their sum is compared
+with the pass, on the others. Independent of each other are therefore the traced runs, the cost that
+is taken off them and the pass; that cost is the same for every kernel of a call, and how well it
+fits any one of them the sum cannot say.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
 
 from clover_compile.profiling.rounds import Clock, seconds
+from clover_compile.runtime.engine import Arrays, Engine
 from clover_compile.runtime.manifest import Checked
 from clover_compile.runtime.ort_engine import OrtEngine
 
-CHAIN, SHORT = 400, 20
-"""Nodes of the two chains; their difference is free of what a call takes."""
+PAIRS, KEPT = 8, 3
+"""Runs with and without the profiler in each round, half of them to tell its cost; and those of the
+other half that are looked at: where other jobs disturb, the ones that had the core most."""
+
+EXECUTED = "SequentialExecutor::Execute"
+HANDOVER = "hand-over"
+"""What a call takes outside the kernels: arrays to the engine and back."""
 
 _INLINED = re.compile(r"_inlfunc_([A-Za-z0-9]+)_")
 _SUFFIX = "_kernel_time"
 
 Times = dict[str, float]
-"""Name of a kernel -> seconds in one run."""
-
-EXECUTED = "SequentialExecutor::Execute"
-HANDOVER = "hand-over"
-"""What a call takes outside the kernels: arrays to the engine and back."""
+"""Name -> seconds in one run."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +51,7 @@ class Traced:
 
     kernels: Times
     executed: float
-    """Seconds from the first kernel to the last, profiler included."""
-
-    def had(self, share: float) -> Traced:
-        """The run if it had the core for this share of the time that passed."""
-        return Traced({k: x * share for k, x in self.kernels.items()}, self.executed * share)
+    """Seconds from the start of the first kernel to the end of the last, profiler included."""
 
 
 class TracedEngine(OrtEngine):
@@ -72,21 +75,28 @@ class TracedEngine(OrtEngine):
 def _runs(path: Path) -> list[Traced]:
     events = json.loads(path.read_text())
     path.unlink()
-    spans = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "model_run"]
     kernels = [e for e in events if e["cat"] == "Node" and e["name"].endswith(_SUFFIX)]
     kernels.sort(key=lambda e: e["ts"])
-    executed = [(e["ts"], e["dur"]) for e in events if e["name"] == EXECUTED]
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == EXECUTED)
     found: list[Traced] = []
     at = 0
-    for start, end in sorted(spans):
-        times: Times = defaultdict(float)
+    for start, end in spans:
+        inside = []
         while at < len(kernels) and kernels[at]["ts"] <= end:
             if kernels[at]["ts"] >= start:
-                times[kernels[at]["name"].removesuffix(_SUFFIX)] += kernels[at]["dur"] * 1e-6
+                inside.append(kernels[at])
             at += 1
-        inside = max(took for ts, took in executed if start <= ts <= end)
-        found.append(Traced(dict(times), inside * 1e-6))
+        found.append(_traced([(e["name"].removesuffix(_SUFFIX), e["ts"]) for e in inside], end))
     return found
+
+
+def _traced(starts: Sequence[tuple[str, int]], end: int) -> Traced:
+    """A run from the starts of its kernels, in order, and its end, in microseconds."""
+    times: Times = defaultdict(float)
+    bounds = [*(ts for _, ts in starts), end]
+    for (name, ts), after in zip(starts, bounds[1:], strict=True):
+        times[name] += (after - ts) * 1e-6
+    return Traced(dict(times), (end - bounds[0]) * 1e-6)
 
 
 def function_of(kernel: str) -> str | None:
@@ -95,68 +105,100 @@ def function_of(kernel: str) -> str | None:
     return match and match[1]
 
 
-def profiler_cost(threads: int, clock: Clock) -> float:
-    """Seconds that noting one event adds to the kernel it notes."""
-    with tempfile.TemporaryDirectory() as folder:
-        plain = {n: _chain(n, threads) for n in (CHAIN, SHORT)}
-        traced = _chain(CHAIN, threads, Path(folder) / "chain")
-        feed = {"v0": np.zeros((1, 32), np.float32)}
-        best = {
-            n: min(seconds(partial(s.run, None, feed), clock) for _ in range(40))
-            for n, s in plain.items()
-        }
-        for _ in range(40):
-            traced.run(None, feed)
-        runs = _runs(Path(traced.end_profiling()))[8:]
-    node = (best[CHAIN] - best[SHORT]) / (CHAIN - SHORT)
-    noted = [steady([run.kernels[kernel] for run in runs]) for kernel in runs[0].kernels]
-    return max(0.0, float(np.mean(noted)) - node)
-
-
-def steady(values: list[float]) -> float:
+def steady(values: Sequence[float]) -> float:
     """The mean without the highest quarter, in which another job had the core, and the lowest
-    tenth: unlike a median it is not bound to the profiler's whole microseconds."""
+    tenth."""
     ordered = np.sort(values)
     low, high = int(0.1 * len(ordered)), max(1, int(np.ceil(0.75 * len(ordered))))
     return float(ordered[low:high].mean())
 
 
-def _chain(nodes: int, threads: int, prefix: Path | None = None) -> ort.InferenceSession:
-    """A session over so many additions in a row."""
-    shape = [1, 32]
-    steps = [
-        helper.make_node("Add", [f"v{i}", "c"], [f"v{i + 1}"], name=f"n{i}") for i in range(nodes)
-    ]
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name in ("v0", f"v{nodes}")
-    ]
-    one = helper.make_tensor("c", TensorProto.FLOAT, [32], [0.5] * 32)
-    graph = helper.make_graph(steps, "chain", ends[:1], ends[1:], [one])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if prefix is not None:
-        options.enable_profiling, options.profile_file_prefix = True, str(prefix)
-    return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+@dataclass(frozen=True)
+class Pair:
+    """A run with the profiler and one without: seconds by the clock, and as the first passed."""
+
+    traced: float
+    plain: float
+    passed: float
 
 
-def per_op(
-    runs: Sequence[Traced], labels: Mapping[str, str], owners: Callable[[str], str], cost: float
-) -> tuple[dict[str, float], Counter[str]]:
-    """Op -> seconds, and how many kernels, in one round of a few runs of the same call.
+@dataclass(frozen=True)
+class OpTimes:
+    """A call, op by op."""
 
-    `labels`: node -> op; `owners`: function -> op; `cost`: what the profiler takes per kernel.
-    """
-    found: dict[str, float] = defaultdict(float)
-    kernels: Counter[str] = Counter()
-    for kernel in runs[0].kernels:
-        function = function_of(kernel)
-        label = labels.get(kernel, "other") if function is None else owners(function)
-        took = [run.kernels.get(kernel, 0.0) for run in runs]
-        found[label] += float(np.mean(took)) - cost
-        kernels[label] += 1
-    return {label: max(0.0, took) for label, took in found.items()}, kernels
+    cost: float
+    """Seconds that noting a kernel takes."""
+    kernels: Counter[str]
+    """Op -> its kernels."""
+    rounds: list[Times]
+    """Op -> seconds, by round; with the hand-over they are the whole call."""
+    plain: list[float]
+    """Seconds of the pass beside them, by round."""
+
+    @property
+    def sums(self) -> list[float]:
+        """Seconds of all ops together, by round."""
+        return [sum(times.values()) for times in self.rounds]
+
+
+@dataclass
+class Watch:
+    """One call of one engine, run by turns with and without the profiler."""
+
+    label: Callable[[str], str]
+    """Kernel -> op."""
+    rounds: list[list[Pair]] = field(default_factory=list)
+
+    def take(
+        self, traced: TracedEngine, engine: Engine, unit: str, feeds: Arrays, clock: Clock
+    ) -> None:
+        """One round. The profiler knows only the time that passed; what share of it a run had the
+        core is noted too."""
+        pairs = []
+        for _ in range(PAIRS):
+            start = time.perf_counter()
+            noted = seconds(partial(traced.run, unit, feeds), clock)
+            passed = time.perf_counter() - start
+            pairs.append(Pair(noted, seconds(partial(engine.run, unit, feeds), clock), passed))
+        self.rounds.append(pairs)
+
+    def op_times(self, noted: Sequence[Sequence[Traced]]) -> OpTimes:
+        """The call op by op, from the runs that the profiler noted, round by round."""
+        kernels = Counter(self.label(kernel) for kernel in noted[0][0].kernels)
+        told = [pairs[0::2] for pairs in self.rounds]
+        more = [steady([p.traced for p in x]) - steady([p.plain for p in x]) for x in told]
+        cost = max(0.0, float(np.median(more))) / max(1, kernels.total())
+        looked = [
+            self._round(pairs[1::2], runs[1::2], kernels, cost)
+            for pairs, runs in zip(self.rounds, noted, strict=True)
+        ]
+        plain = [steady([p.plain for p in pairs[1::2]]) for pairs in self.rounds]
+        return OpTimes(cost, kernels, looked, plain)
+
+    def _round(
+        self, pairs: Sequence[Pair], runs: Sequence[Traced], kernels: Counter[str], cost: float
+    ) -> Times:
+        shares = [min(1.0, pair.traced / pair.passed) for pair in pairs]
+        best = sorted(range(len(pairs)), key=lambda i: (-shares[i], pairs[i].traced))[:KEPT]
+        times: Times = defaultdict(float)
+        for i in best:
+            for kernel, took in runs[i].kernels.items():
+                times[self.label(kernel)] += took * shares[i] / len(best)
+            outside = pairs[i].traced - runs[i].executed * shares[i]
+            times[HANDOVER] += outside / len(best)
+        return {op: max(0.0, took - cost * kernels[op]) for op, took in times.items()}
+
+
+def runs_by_round(
+    calls: Sequence[str], noted: Mapping[str, list[Traced]], rounds: int
+) -> list[list[list[Traced]]]:
+    """For every call, given by its Unit, its traced runs round by round: noted in the order in
+    which they were made, the first of each call a warm-up before all rounds."""
+    left = {unit: iter(runs) for unit, runs in noted.items()}
+    for unit in calls:
+        next(left[unit])
+    found: list[list[list[Traced]]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for part, unit in zip(found, calls, strict=True):
+            part.append([next(left[unit]) for _ in range(PAIRS)])
+    return found

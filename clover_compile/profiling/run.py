@@ -164,12 +164,12 @@ def _rivals(
     options: ProfileOptions, subject: Subject, checkpoint: Checkpoint | None, say: Say
 ) -> Iterator[units.Rivals]:  # fmt: skip
     """What the bundle is compared with, call by call."""
-    found: dict[str, Any] = {}
+    found: dict[str, units.Make] = {}
     with contextlib.ExitStack() as stack:
+        unfused = None
         if checkpoint is not None:
             unfused = Unfused(checkpoint, subject.manifest["units"], subject.threads, say)
             stack.callback(unfused.close)
-            found["unfused"] = units.engine_runs(unfused.engine, unfused.units)
         if options.against == "eager":
             checkpoint = checkpoint or bundled_checkpoint(options.bundle, subject.manifest)
             rival = Rival(load_model(checkpoint.config, checkpoint.tensor), checkpoint.generation)
@@ -177,7 +177,7 @@ def _rivals(
         elif options.against is not None:
             other = open_rival(Path(options.against), subject, options.allow_native)
             found["against"] = units.engine_runs(other.engine, other.manifest["units"])
-        yield found
+        yield units.Rivals(found, unfused)
 
 
 def _workload(
