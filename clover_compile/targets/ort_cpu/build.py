@@ -31,7 +31,9 @@ class OrtCpu(Target):
         self, units: Mapping[str, Unit], source: Source, folder: Path, context: int, say: Say
     ) -> Emitted:  # fmt: skip
         """Writes <unit>.onnx for each Unit and the weight store."""
-        return self.write({name: lower(unit) for name, unit in units.items()}, units, source, folder)
+        return self.write(
+            {name: lower(unit) for name, unit in units.items()}, units, source, folder
+        )
 
     def write(
         self, lowered: Mapping[str, Lowered], units: Mapping[str, Unit], source: Source,

@@ -141,15 +141,32 @@ def _quiet() -> Iterator[None]:
 
 
 def _regions(model: onnx_ir.Model) -> dict[str, str]:
-    """Node -> op of the innermost region among the modules that its trace came through."""
-    found = {}
+    """Node -> op of the innermost region among the modules that its trace came through.
+
+    A node that the exporter's own rewrites made has no trace; it belongs to a region if all nodes
+    that it reads and that read it do.
+    """
+    found: dict[str, str] = {}
     for node in model.graph:
         scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
         modules = [scope.split(".")[-1] for scope in scopes[:-1]]
         op = next((name for name in reversed(modules) if name in REGIONS), None)
         if op is not None and node.name:
             found[node.name] = op
+    for node in model.graph:
+        if _SCOPES not in node.metadata_props and node.name:
+            around = {found.get(x.name or "") for x in _neighbours(node)}
+            op = around.pop() if len(around) == 1 else None
+            if op is not None:
+                found[node.name] = op
     return found
+
+
+def _neighbours(node: onnx_ir.Node) -> list[onnx_ir.Node]:
+    """The nodes it reads, but for constants, and those that read it."""
+    makers = [x.producer() for x in node.inputs if x is not None]
+    made = [x for x in makers if x is not None and x.op_type != "Constant"]
+    return [*made, *(user for x in node.outputs for user, _ in x.uses())]
 
 
 def _name(model: onnx_ir.Model, unit: Unit, names: tuple[str, ...]) -> None:
