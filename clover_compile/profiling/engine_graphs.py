@@ -22,7 +22,7 @@ from clover_compile.kernels.architecture import ARCHITECTURES, Architecture
 from clover_compile.kernels.budget import byte_floor, share_used
 from clover_compile.kernels.onnx_text import DOMAIN
 from clover_compile.runtime.launch_plan import ITEMSIZE, Launch, Operand, Plan, Variant
-from clover_compile.runtime.launcher import resolve
+from clover_compile.runtime.launcher import Resolved, resolve
 from clover_compile.runtime.manifest import Checked
 from clover_compile.targets.triton.static import OpCall, dense_elements
 
@@ -105,7 +105,7 @@ class _Walk:
         self.values: dict[str, list[int]] = {"keep": [symbols["keep"]]}
         """Sizes that are computed on the way."""
         self.whose = {name: name for name in graph.weights}
-        """A weight, or its transpose, to the weight."""
+        """A weight, or what it was turned or cast into, to the weight."""
         for x in graph.graph.input:
             kind = x.type.tensor_type
             shape = tuple(
@@ -140,12 +140,12 @@ class _Walk:
             assert operand is not None
             sizes = zip(operand.shape, self.shapes[array], strict=True)
             own |= {planned: size for planned, size in sizes if isinstance(planned, str)}
-        call = resolve(plan, own) if all(own.values()) else None
+        planned_as = Resolved(plan.variants[0], own)
         for operand, name in zip(plan.outputs.values(), node.output, strict=True):
-            shape = [0] if call is None else call.shape(operand)
-            self._note(name, shape, operand.dtype)
-        if call is None:
+            self._note(name, planned_as.shape(operand), operand.dtype)
+        if not all(own.values()):
             return None
+        call = resolve(plan, own)
         top_k = self.graph.top_k if plan.op.startswith("moe") else 0
         least, most = (
             byte_floor(plan, own, share_used(plan, own["n"], experts))
@@ -173,10 +173,12 @@ class _Walk:
         return OpCall(OTHER, 0, 0, 0, 0)
 
     def same(self, node: NodeProto) -> tuple[list[tuple[int, ...]], str]:
-        """Shapes and dtype of a node's outputs, the first input's."""
+        """Shapes and dtype of a copy or cast."""
         source = node.input[0]
         if source in self.values:
             self.values[node.output[0]] = self.values[source]
+        if source in self.whose:
+            self.whose[node.output[0]] = self.whose[source]
         kind = next((x.i for x in node.attribute if x.name == "to"), None)
         return [self.shapes[source]], self.types[source] if kind is None else _TYPES[kind]
 
