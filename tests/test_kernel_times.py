@@ -1,4 +1,4 @@
-"""What is taken off the profiler's figures, and when a profile is doubted; nothing here is timed."""
+"""What is taken off the profiler's figures, and when a profile is doubted. Nothing is timed."""
 
 from __future__ import annotations
 

@@ -83,7 +83,9 @@ def test_its_profile_is_modelled_and_says_so(bundle: Path, tmp_path: Path) -> No
     found = json.loads(done.stdout)
     assert (found["kind"], found["costs"]["kind"]) == ("modelled", "modelled")
     manifest = read_bundle(copy).manifest
-    keys = {k for u in manifest["units"].values() for x in u["nodes"].values() for k in x["kernels"]}
+    keys = {
+        k for u in manifest["units"].values() for x in u["nodes"].values() for k in x["kernels"]
+    }
     assert found["kernels"] == {"count": len(keys)}
     for row in found["passes"]:
         ops = {op["op"]: op for op in row["ops"]}
