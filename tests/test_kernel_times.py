@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from clover_compile.profiling import doubts
 from clover_compile.profiling.kernel_times import (
     HANDOVER,
-    PAIRS,
+    LEAST,
     Pair,
     Traced,
     Watch,
@@ -24,19 +25,27 @@ OUTSIDE = 20e-6
 
 
 def test_a_kernel_lasts_until_the_next_begins() -> None:
-    run = _traced([("a", 100), ("b", 103), ("a", 110)], 111)
+    run = _traced([("a", 100, 2), ("b", 103, 6), ("a", 110, 0)], 111)
     assert run.kernels == pytest.approx({"a": 4e-6, "b": 7e-6})
+    assert run.noted == {"a": 2, "b": 1}
     assert run.executed == pytest.approx(11e-6) == pytest.approx(sum(run.kernels.values()))
+
+
+def test_what_a_kernel_runs_inside_is_its_own() -> None:
+    run = _traced([("loop", 10, 9), ("body", 11, 3), ("body", 14, 5), ("next", 19, 1)], 20)
+    assert run.kernels == pytest.approx({"loop": 9e-6, "next": 1e-6})
+    assert run.noted == {"loop": 3, "next": 1}
 
 
 def _watch(plain: Callable[[int], float], share: float = 1.0) -> tuple[Watch, list[list[Traced]]]:
     """Three rounds of a call of three kernels; `plain`: seconds of a plain run by its number."""
     kernels = {name: took + COST for name, took in TRUE.items()}
-    run = Traced({k: x / share for k, x in kernels.items()}, sum(kernels.values()) / share)
+    executed = sum(kernels.values()) / share
+    run = Traced({k: x / share for k, x in kernels.items()}, Counter(TRUE.keys()), executed)
     noted = sum(kernels.values()) + OUTSIDE
-    pairs = [Pair(noted, plain(i), noted / share) for i in range(PAIRS)]
+    pairs = [Pair(noted, plain(i), noted / share) for i in range(LEAST)]
     watch = Watch(lambda kernel: "short" if kernel in "ac" else "long", [pairs] * 3)
-    return watch, [[run] * PAIRS] * 3
+    return watch, [[run] * LEAST] * 3
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
@@ -61,17 +70,17 @@ def test_the_sum_is_not_made_to_fit() -> None:
 
 
 def test_runs_go_to_the_calls_that_made_them() -> None:
-    calls, rounds = ["x", "y", "x"], 2
+    calls, rounds = [("x", 8), ("y", 12), ("x", 10)], 2
     made: dict[str, list[Traced]] = {"x": [], "y": []}
-    for unit in calls:  # the warm-up
-        made[unit].append(Traced({}, -1.0))
+    for unit, _ in calls:  # the warm-up
+        made[unit].append(Traced({}, Counter(), -1.0))
     for turn in range(rounds):
-        for place, unit in enumerate(calls):
-            made[unit] += [Traced({}, 10.0 * place + turn)] * PAIRS
+        for place, (unit, pairs) in enumerate(calls):
+            made[unit] += [Traced({}, Counter(), 10.0 * place + turn)] * pairs
     parts = runs_by_round(calls, made, rounds)
     for place, part in enumerate(parts):
         assert [[run.executed for run in one] for one in part] == [
-            [10.0 * place + turn] * PAIRS for turn in range(rounds)
+            [10.0 * place + turn] * calls[place][1] for turn in range(rounds)
         ]
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +31,9 @@ from clover_compile.runtime.engine import Arrays, Engine
 from clover_compile.runtime.manifest import Checked
 from clover_compile.runtime.ort_engine import OrtEngine
 
-PAIRS, KEPT = 8, 3
-"""Runs with and without the profiler in each round, half of them to tell its cost; and those of the
-other half that are looked at: where other jobs disturb, the ones that had the core most."""
+LEAST, MOST, SPAN = 8, 40, 0.25
+"""Pairs of runs with and without the profiler in each round, half of them to tell its cost: at
+least and at most so many, and as many as fit into SPAN seconds. Short calls need many."""
 
 EXECUTED = "SequentialExecutor::Execute"
 HANDOVER = "hand-over"
@@ -50,6 +51,8 @@ class Traced:
     """One run with the profiler."""
 
     kernels: Times
+    noted: Counter[str]
+    """Kernel -> how often the profiler noted it, or a kernel of a graph that it runs."""
     executed: float
     """Seconds from the start of the first kernel to the end of the last, profiler included."""
 
@@ -77,26 +80,38 @@ def _runs(path: Path) -> list[Traced]:
     path.unlink()
     kernels = [e for e in events if e["cat"] == "Node" and e["name"].endswith(_SUFFIX)]
     kernels.sort(key=lambda e: e["ts"])
-    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == EXECUTED)
+    runs = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "model_run")
+    ends = sorted(e["ts"] + e["dur"] for e in events if e["name"] == EXECUTED)
+    starts = [e["ts"] for e in kernels]
     found: list[Traced] = []
-    at = 0
-    for start, end in spans:
-        inside = []
-        while at < len(kernels) and kernels[at]["ts"] <= end:
-            if kernels[at]["ts"] >= start:
-                inside.append(kernels[at])
-            at += 1
-        found.append(_traced([(e["name"].removesuffix(_SUFFIX), e["ts"]) for e in inside], end))
+    for start, end in runs:
+        inside = kernels[bisect_left(starts, start) : bisect_right(starts, end)]
+        # The last to end is the run's own; others are of graphs inside kernels.
+        last = ends[bisect_right(ends, end) - 1]
+        found.append(_traced([(e["name"].removesuffix(_SUFFIX), e["ts"], e["dur"])
+                              for e in inside], last))  # fmt: skip
     return found
 
 
-def _traced(starts: Sequence[tuple[str, int]], end: int) -> Traced:
-    """A run from the starts of its kernels, in order, and its end, in microseconds."""
+def _traced(kernels: Sequence[tuple[str, int, int]], end: int) -> Traced:
+    """A run from name, start and duration of its kernels, in order, and its end; microseconds.
+
+    What begins before the kernel before it has ended is of a graph inside that one, such as a
+    loop's body, and is its time.
+    """
+    outer: list[tuple[str, int]] = []
+    noted: Counter[str] = Counter()
+    until = -1
+    for name, start, took in kernels:
+        if start >= until:
+            outer.append((name, start))
+            until = start + took
+        noted[outer[-1][0]] += 1
     times: Times = defaultdict(float)
-    bounds = [*(ts for _, ts in starts), end]
-    for (name, ts), after in zip(starts, bounds[1:], strict=True):
-        times[name] += (after - ts) * 1e-6
-    return Traced(dict(times), (end - bounds[0]) * 1e-6)
+    bounds = [*(start for _, start in outer), end]
+    for (name, start), after in zip(outer, bounds[1:], strict=True):
+        times[name] += (after - start) * 1e-6
+    return Traced(dict(times), noted, (end - bounds[0]) * 1e-6)
 
 
 def function_of(kernel: str) -> str | None:
@@ -105,12 +120,17 @@ def function_of(kernel: str) -> str | None:
     return match and match[1]
 
 
+def typical(values: Sequence[float]) -> list[int]:
+    """Where the values are that are neither of the highest quarter, in which another job had the
+    core, nor of the lowest tenth."""
+    order = np.argsort(values, kind="stable")
+    low, high = int(0.1 * len(order)), max(1, int(np.ceil(0.75 * len(order))))
+    return [int(i) for i in order[low:high]]
+
+
 def steady(values: Sequence[float]) -> float:
-    """The mean without the highest quarter, in which another job had the core, and the lowest
-    tenth."""
-    ordered = np.sort(values)
-    low, high = int(0.1 * len(ordered)), max(1, int(np.ceil(0.75 * len(ordered))))
-    return float(ordered[low:high].mean())
+    """The mean of the typical ones."""
+    return float(np.mean([values[i] for i in typical(values)]))
 
 
 @dataclass(frozen=True)
@@ -129,7 +149,7 @@ class OpTimes:
     cost: float
     """Seconds that noting a kernel takes."""
     kernels: Counter[str]
-    """Op -> its kernels."""
+    """Op -> its kernels in one run."""
     rounds: list[Times]
     """Op -> seconds, by round; with the hand-over they are the whole call."""
     plain: list[float]
@@ -148,6 +168,15 @@ class Watch:
     label: Callable[[str], str]
     """Kernel -> op."""
     rounds: list[list[Pair]] = field(default_factory=list)
+    pairs: int = LEAST
+    """In each round."""
+
+    def warm_up(self, traced: TracedEngine, engine: Engine, unit: str, feeds: Arrays) -> None:
+        """Runs both once, before the first round, and sees how many pairs a round has time for."""
+        for one in (traced, engine):
+            one.run(unit, feeds)
+        took = seconds(partial(engine.run, unit, feeds), time.perf_counter)
+        self.pairs = 2 * int(np.clip(SPAN / took / 6, LEAST / 2, MOST / 2))
 
     def take(
         self, traced: TracedEngine, engine: Engine, unit: str, feeds: Arrays, clock: Clock
@@ -155,7 +184,7 @@ class Watch:
         """One round. The profiler knows only the time that passed; what share of it a run had the
         core is noted too."""
         pairs = []
-        for _ in range(PAIRS):
+        for _ in range(self.pairs):
             start = time.perf_counter()
             noted = seconds(partial(traced.run, unit, feeds), clock)
             passed = time.perf_counter() - start
@@ -164,7 +193,9 @@ class Watch:
 
     def op_times(self, noted: Sequence[Sequence[Traced]]) -> OpTimes:
         """The call op by op, from the runs that the profiler noted, round by round."""
-        kernels = Counter(self.label(kernel) for kernel in noted[0][0].kernels)
+        kernels: Counter[str] = Counter()
+        for kernel, count in noted[0][0].noted.items():
+            kernels[self.label(kernel)] += count
         told = [pairs[0::2] for pairs in self.rounds]
         more = [steady([p.traced for p in x]) - steady([p.plain for p in x]) for x in told]
         cost = max(0.0, float(np.median(more))) / max(1, kernels.total())
@@ -178,27 +209,28 @@ class Watch:
     def _round(
         self, pairs: Sequence[Pair], runs: Sequence[Traced], kernels: Counter[str], cost: float
     ) -> Times:
-        shares = [min(1.0, pair.traced / pair.passed) for pair in pairs]
-        best = sorted(range(len(pairs)), key=lambda i: (-shares[i], pairs[i].traced))[:KEPT]
+        looked = typical([pair.traced for pair in pairs])
         times: Times = defaultdict(float)
-        for i in best:
+        for i in looked:
+            share = min(1.0, pairs[i].traced / pairs[i].passed)
             for kernel, took in runs[i].kernels.items():
-                times[self.label(kernel)] += took * shares[i] / len(best)
-            outside = pairs[i].traced - runs[i].executed * shares[i]
-            times[HANDOVER] += outside / len(best)
+                times[self.label(kernel)] += took * share / len(looked)
+            outside = pairs[i].traced - runs[i].executed * share
+            times[HANDOVER] += outside / len(looked)
         return {op: max(0.0, took - cost * kernels[op]) for op, took in times.items()}
 
 
 def runs_by_round(
-    calls: Sequence[str], noted: Mapping[str, list[Traced]], rounds: int
+    calls: Sequence[tuple[str, int]], noted: Mapping[str, list[Traced]], rounds: int
 ) -> list[list[list[Traced]]]:
-    """For every call, given by its Unit, its traced runs round by round: noted in the order in
-    which they were made, the first of each call a warm-up before all rounds."""
+    """For every call, given by its Unit and the pairs of a round, its traced runs round by round:
+    noted in the order in which they were made, the first of each call a warm-up before all rounds.
+    """
     left = {unit: iter(runs) for unit, runs in noted.items()}
-    for unit in calls:
+    for unit, _ in calls:
         next(left[unit])
     found: list[list[list[Traced]]] = [[] for _ in calls]
     for _ in range(rounds):
-        for part, unit in zip(found, calls, strict=True):
-            part.append([next(left[unit]) for _ in range(PAIRS)])
+        for part, (unit, pairs) in zip(found, calls, strict=True):
+            part.append([next(left[unit]) for _ in range(pairs)])
     return found

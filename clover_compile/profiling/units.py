@@ -83,8 +83,8 @@ def measure(
             for name, one in watched.items()
         }
         for plan in plans:
-            for name in plan.watches:
-                traced[name].run(plan.call.unit, plan.feeds)
+            for name, watch in plan.watches.items():
+                watch.warm_up(traced[name], watched[name].engine, plan.call.unit, plan.feeds)
         for turn in range(rounds):
             say(f"round {turn + 1} of {rounds}")
             for plan, own in zip(plans, runs, strict=True):
@@ -127,7 +127,8 @@ def _op_times(
     found: list[dict[str, OpTimes]] = [{} for _ in plans]
     for name, engine in traced.items():
         own = [i for i, plan in enumerate(plans) if name in plan.watches]
-        parts = runs_by_round([plans[i].call.unit for i in own], engine.finish(), rounds)
+        made = [(plans[i].call.unit, plans[i].watches[name].pairs) for i in own]
+        parts = runs_by_round(made, engine.finish(), rounds)
         for i, part in zip(own, parts, strict=True):
             found[i][name] = plans[i].watches[name].op_times(part)
     return found
