@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from clover_compile.profiling import cost_table, doubts, run
+from clover_compile.profiling.html.report import render
+from clover_compile.profiling.text import render as render_text
+from clover_compile.runtime.costs import CostTable
 from clover_compile.runtime.errors import BadBundle
 from clover_compile.runtime.manifest import read_bundle
 from clover_compile.runtime.sealing import write_costs
@@ -36,3 +40,17 @@ def test_who_measures_costs_anew_needs_no_old_ones(tmp_path: Path, content: str)
     with pytest.raises(BadBundle, match=r"costs\.json"):
         read_bundle(folder)
     assert read_bundle(folder, recosting=True).costs is None
+
+
+def test_doubtful_costs_are_not_written_without_a_word(tmp_path: Path) -> None:
+    folder = make_bundle(tmp_path / "x.clover")
+    table = CostTable.from_json(costs(bundle=identity(folder)))
+    for doubt, said in ((None, None), ("busy", f"busy. {doubts.EFFECT}")):
+        found = {"bundle": identity(folder), "warning": doubt, "notes": []}
+        run.write_costs_of(folder, table, found)
+        assert read_bundle(folder).costs == table
+        assert found["warning"] == said
+        page = {**found, "kind": "modelled", "model": "m", "target": "t", "prefix": 1,
+                "passes": [], "costs": table.to_json(), "receipt": None,
+                "break even": cost_table.break_even(table, 4)}  # fmt: skip
+        assert ("Warning:" in render(page)) == ("WARNING" in render_text(page)) == bool(doubt)

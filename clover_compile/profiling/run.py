@@ -63,7 +63,7 @@ def profile(options: ProfileOptions, say: Say) -> dict[str, Any]:
     found["costs"] = table.to_json()
     block: Any = read_json(checked.path / "generation.json")["block_size"]
     found["break even"] = cost_table.break_even(table, block)
-    _write_costs(options.bundle, table, found)
+    write_costs_of(options.bundle, table, found)
     if options.output is not None:
         write(options.output, found)
     return found
@@ -121,7 +121,8 @@ def _measured(options: ProfileOptions, say: Say) -> tuple[dict[str, Any], CostTa
     return found, table
 
 
-def _write_costs(path: Path, table: CostTable, found: dict[str, Any]) -> None:
+def write_costs_of(path: Path, table: CostTable, found: dict[str, Any]) -> None:
+    """Writes costs.json, and says so where the profile is doubted, or why it was not written."""
     content: dict[str, Any] = {"bundle": found["bundle"], **table.to_json()}
     content |= {name: found[name] for name in ("prefix", "threads", "machine") if name in found}
     try:
