@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_doubtful_costs_are_not_written_without_a_word(tmp_path: Path) -> None:
     folder = make_bundle(tmp_path / "x.clover")
     table = CostTable.from_json(costs(bundle=identity(folder)))
     for doubt, said in ((None, None), ("busy", f"busy. {doubts.EFFECT}")):
-        found = {"bundle": identity(folder), "warning": doubt, "notes": []}
+        found: dict[str, Any] = {"bundle": identity(folder), "warning": doubt, "notes": []}
         run.write_costs_of(folder, table, found)
         assert read_bundle(folder).costs == table
         assert found["warning"] == said

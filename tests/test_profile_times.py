@@ -19,7 +19,7 @@ from clover_compile.profiling.kernel_times import (
     runs_by_round,
 )
 
-COST = 5e-6
+COST, SLOWED = 5e-6, 1.5
 TRUE = {"a": 2e-6, "b": 30e-6, "c": 1e-6}
 OUTSIDE = 20e-6
 
@@ -39,7 +39,7 @@ def test_what_a_kernel_runs_inside_is_its_own() -> None:
 
 def _watch(plain: Callable[[int], float], share: float = 1.0) -> tuple[Watch, list[list[Traced]]]:
     """Three rounds of a call of three kernels; `plain`: seconds of a plain run by its number."""
-    kernels = {name: took + COST for name, took in TRUE.items()}
+    kernels = {name: SLOWED * took + COST for name, took in TRUE.items()}
     executed = sum(kernels.values()) / share
     run = Traced({k: x / share for k, x in kernels.items()}, Counter(TRUE.keys()), executed)
     noted = sum(kernels.values()) + OUTSIDE
@@ -52,8 +52,8 @@ def _watch(plain: Callable[[int], float], share: float = 1.0) -> tuple[Watch, li
 def test_the_profiler_s_cost_is_found_and_taken_off(share: float) -> None:
     whole = sum(TRUE.values()) + OUTSIDE
     watch, noted = _watch(lambda i: whole, share)
-    found = watch.op_times(noted)
-    assert found.cost == pytest.approx(COST)
+    found = watch.op_times(noted, COST)
+    assert found.slowed == pytest.approx(SLOWED)
     assert found.kernels == {"short": 2, "long": 1}
     for times, total in zip(found.rounds, found.sums, strict=True):
         want = {"short": TRUE["a"] + TRUE["c"], "long": TRUE["b"], HANDOVER: OUTSIDE}
@@ -65,7 +65,7 @@ def test_the_sum_is_not_made_to_fit() -> None:
     """The pass is that of runs which took no part in the cost: where they differ it shows."""
     whole = sum(TRUE.values()) + OUTSIDE
     watch, noted = _watch(lambda i: whole if i % 2 == 0 else 2 * whole)
-    found = watch.op_times(noted)
+    found = watch.op_times(noted, COST)
     assert [a / b for a, b in zip(found.sums, found.plain, strict=True)] == pytest.approx([0.5] * 3)
 
 

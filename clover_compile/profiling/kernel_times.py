@@ -3,13 +3,16 @@
 A kernel lasts from its own start to that of the next: the engine's step between them is in it, and
 the profiler's whole microseconds, which would cut a short kernel by a third, cancel in a sum.
 
-Noting a kernel takes longer than many a kernel runs, and how long depends on what the caches hold;
-on a chain of trivial nodes it takes 6 to 8 us whether they read one array or eight. So the call
-itself tells it: pairs of runs with and without the profiler differ by so much for each kernel.
-Every second pair only tells that; ops are timed, and their sum is compared with the pass, on the
-others. Independent of each other are therefore the traced runs, the cost that is taken off them and
-the pass; that cost is the same for every kernel of a call, and how well it fits any one of them the
-sum cannot say.
+Noting a kernel takes longer than many a kernel runs. How long at least is measured on a chain of
+trivial nodes, with and without the profiler (it is the same within a third whether they read one
+array or eight), and taken off every kernel. Beyond that the profiler drives from the caches what
+the kernels work on, the more the longer they work: what is left is scaled by one factor for the
+whole call, which pairs of its own runs with and without the profiler tell.
+
+Every second pair only tells that factor; ops are timed, and their sum is compared with the pass, on
+the others. Independent of each other are therefore the traced runs, what corrects them and the
+pass. The sum shows whether the machine held still; how the time of a pass is divided among its ops
+rests on the cost from the chain, which no sum can check.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from onnx import TensorProto, helper
 
 from clover_compile.profiling.rounds import Clock, seconds
 from clover_compile.runtime.engine import Arrays, Engine
@@ -33,8 +37,11 @@ from clover_compile.runtime.manifest import Checked
 from clover_compile.runtime.ort_engine import OrtEngine
 
 LEAST, MOST, SPAN = 8, 40, 0.25
-"""Pairs of runs with and without the profiler in each round, half of them to tell its cost: at
+"""Pairs of runs with and without the profiler in each round, half of them to tell how it slows: at
 least and at most so many, and as many as fit into SPAN seconds. Short calls need many."""
+
+CHAIN = 300
+"""Nodes of the chain that tells what noting a kernel takes."""
 
 EXECUTED = "SequentialExecutor::Execute"
 HANDOVER = "hand-over"
@@ -147,8 +154,8 @@ class Pair:
 class OpTimes:
     """A call, op by op."""
 
-    cost: float
-    """Seconds that noting a kernel takes."""
+    slowed: float
+    """How much longer kernels take beside the profiler, noting them apart."""
     kernels: Counter[str]
     """Op -> its kernels in one run."""
     rounds: list[Times]
@@ -192,33 +199,87 @@ class Watch:
             pairs.append(Pair(noted, seconds(partial(engine.run, unit, feeds), clock), passed))
         self.rounds.append(pairs)
 
-    def op_times(self, noted: Sequence[Sequence[Traced]]) -> OpTimes:
-        """The call op by op, from the runs that the profiler noted, round by round."""
+    def op_times(self, noted: Sequence[Sequence[Traced]], cost: float) -> OpTimes:
+        """The call op by op, from the runs that the profiler noted, round by round; `cost`: seconds
+        that noting a kernel takes."""
         kernels: Counter[str] = Counter()
         for kernel, count in noted[0][0].noted.items():
             kernels[self.label(kernel)] += count
-        told = [pairs[0::2] for pairs in self.rounds]
-        more = [steady([p.traced for p in x]) - steady([p.plain for p in x]) for x in told]
-        cost = max(0.0, float(np.median(more))) / max(1, kernels.total())
-        looked = [
-            self._round(pairs[1::2], runs[1::2], kernels, cost)
-            for pairs, runs in zip(self.rounds, noted, strict=True)
+        ratios, looked = [], []
+        for pairs, runs in zip(self.rounds, noted, strict=True):
+            told = self._round(pairs[0::2], runs[0::2], kernels, cost)
+            inside = steady([p.plain for p in pairs[0::2]]) - told.pop(HANDOVER)
+            ratios.append(sum(told.values()) / inside if inside > 0 else 1.0)
+            looked.append(self._round(pairs[1::2], runs[1::2], kernels, cost))
+        slowed = max(float(np.median(ratios)), 1e-3)
+        rounds = [
+            {op: took if op == HANDOVER else took / slowed for op, took in times.items()}
+            for times in looked
         ]
         plain = [steady([p.plain for p in pairs[1::2]]) for pairs in self.rounds]
-        return OpTimes(cost, kernels, looked, plain)
+        return OpTimes(slowed, kernels, rounds, plain)
 
     def _round(
         self, pairs: Sequence[Pair], runs: Sequence[Traced], kernels: Counter[str], cost: float
     ) -> Times:
+        """Op -> seconds beside the profiler, noting the kernels taken off."""
         looked = typical([pair.traced for pair in pairs])
         times: Times = defaultdict(float)
+        outside = []
         for i in looked:
             share = min(1.0, pairs[i].traced / pairs[i].passed)
             for kernel, took in runs[i].kernels.items():
                 times[self.label(kernel)] += took * share / len(looked)
-            outside = pairs[i].traced - runs[i].executed * share
-            times[HANDOVER] += outside / len(looked)
+            outside.append(pairs[i].traced - runs[i].executed * share)
+        # Another job that has the core between two calls is no part of them.
+        times[HANDOVER] = float(np.median(outside))
         return {op: max(0.0, took - cost * kernels[op]) for op, took in times.items()}
+
+
+class Chain:
+    """Trivial nodes in a row, with and without the profiler: what noting a kernel takes."""
+
+    def __init__(self, threads: int, folder: Path) -> None:
+        self._plain, self._traced = _chain(threads), _chain(threads, folder / "chain")
+        self._feed = {"v0": np.zeros((1, 32), np.float32)}
+        self.rounds: list[float] = []
+        """Seconds of each round."""
+
+    def take(self, clock: Clock) -> None:
+        """One round."""
+        took: list[list[float]] = [[], []]
+        for _ in range(MOST // 2):
+            for times, session in zip(took, (self._traced, self._plain), strict=True):
+                times.append(seconds(partial(session.run, None, self._feed), clock))
+        traced, plain = map(steady, took)
+        self.rounds.append(max(0.0, traced - plain) / CHAIN)
+
+    def cost(self) -> float:
+        """Seconds that noting a kernel takes; the chain is spent then."""
+        self._traced.end_profiling()
+        return float(np.median(self.rounds))
+
+
+def _chain(threads: int, prefix: Path | None = None) -> ort.InferenceSession:
+    """A session over additions in a row."""
+    steps = [
+        helper.make_node("Add", [f"v{i}", "c"], [f"v{i + 1}"], name=f"n{i}") for i in range(CHAIN)
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 32])
+        for name in ("v0", f"v{CHAIN}")
+    ]
+    one = helper.make_tensor("c", TensorProto.FLOAT, [32], [0.5] * 32)
+    graph = helper.make_graph(steps, "chain", ends[:1], ends[1:], [one])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if prefix is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(prefix)
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def runs_by_round(

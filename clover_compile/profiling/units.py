@@ -15,6 +15,7 @@ from clover_compile.profiling.calls import Call, Scene, main_calls
 from clover_compile.profiling.floor import Machine, Rates, Work
 from clover_compile.profiling.kernel_times import (
     HANDOVER,
+    Chain,
     OpTimes,
     TracedEngine,
     Watch,
@@ -85,8 +86,10 @@ def measure(
         for plan in plans:
             for name, watch in plan.watches.items():
                 watch.warm_up(traced[name], watched[name].engine, plan.call.unit, plan.feeds)
+        chain = Chain(subject.threads, Path(folder))
         for turn in range(rounds):
             say(f"round {turn + 1} of {rounds}")
+            chain.take(clock)
             for plan, own in zip(plans, runs, strict=True):
                 plan.rounds.append(take_turns(own, turn, clock))
                 plan.rates.append(machine.rates(plan.work.bytes))
@@ -94,8 +97,12 @@ def measure(
                     watch.take(
                         traced[name], watched[name].engine, plan.call.unit, plan.feeds, clock
                     )
-        times = _op_times(plans, traced, rounds)
-    return {"calls": [_figures(plan, own) for plan, own in zip(plans, times, strict=True)]}
+        cost = chain.cost()
+        times = _op_times(plans, traced, rounds, cost)
+    return {
+        "profiler us per kernel": 1e6 * cost,
+        "calls": [_figures(plan, own) for plan, own in zip(plans, times, strict=True)],
+    }
 
 
 def _made(folder: Path) -> Path:
@@ -121,7 +128,7 @@ def _watched(subject: Subject, rivals: Rivals) -> dict[str, _Watched]:
 
 
 def _op_times(
-    plans: Sequence[_Plan], traced: Mapping[str, TracedEngine], rounds: int
+    plans: Sequence[_Plan], traced: Mapping[str, TracedEngine], rounds: int, cost: float
 ) -> list[dict[str, OpTimes]]:
     """For every plan, its ops by engine."""
     found: list[dict[str, OpTimes]] = [{} for _ in plans]
@@ -130,7 +137,7 @@ def _op_times(
         made = [(plans[i].call.unit, plans[i].watches[name].pairs) for i in own]
         parts = runs_by_round(made, engine.finish(), rounds)
         for i, part in zip(own, parts, strict=True):
-            found[i][name] = plans[i].watches[name].op_times(part)
+            found[i][name] = plans[i].watches[name].op_times(part, cost)
     return found
 
 
@@ -196,7 +203,7 @@ def _figures(plan: _Plan, times: Mapping[str, OpTimes]) -> dict[str, Any]:
         },
         "of floor": spread([r[BUNDLE] / f for r, f in zip(rounds, floors, strict=True)]),
         "speedup": {name: spread([r[name] / r[BUNDLE] for r in rounds]) for name in others},
-        "profiler us per kernel": {name: 1e6 * x.cost for name, x in times.items()},
+        "slowed by the profiler": {name: x.slowed for name, x in times.items()},
         "sum of ops / pass": _sum(times[BUNDLE]),
     }  # fmt: skip
     if UNFUSED in times:
@@ -231,6 +238,6 @@ def _op(
         found["unfused"] = {
             "kernels": times[UNFUSED].kernels[name], "ms": spread([1e3 * x for x in before])
         }  # fmt: skip
-        if min(took) > 0:
-            found["speedup"] = spread([a / b for a, b in zip(before, took, strict=True)])
+        ratios = [a / b for a, b in zip(before, took, strict=True) if b > 0]
+        found["speedup"] = spread(ratios) if ratios else None
     return found
