@@ -37,9 +37,11 @@ def test_what_a_kernel_runs_inside_is_its_own() -> None:
     assert run.noted == {"loop": 3, "next": 1}
 
 
-def _watch(plain: Callable[[int], float], share: float = 1.0) -> tuple[Watch, list[list[Traced]]]:
+def _watch(
+    plain: Callable[[int], float], share: float = 1.0, slowed: float = SLOWED
+) -> tuple[Watch, list[list[Traced]]]:
     """Three rounds of a call of three kernels; `plain`: seconds of a plain run by its number."""
-    kernels = {name: SLOWED * took + COST for name, took in TRUE.items()}
+    kernels = {name: slowed * took + COST for name, took in TRUE.items()}
     executed = sum(kernels.values()) / share
     run = Traced({k: x / share for k, x in kernels.items()}, Counter(TRUE.keys()), executed)
     noted = sum(kernels.values()) + OUTSIDE
@@ -59,6 +61,15 @@ def test_the_profiler_s_cost_is_found_and_taken_off(share: float) -> None:
         want = {"short": TRUE["a"] + TRUE["c"], "long": TRUE["b"], HANDOVER: OUTSIDE}
         assert times == pytest.approx(want)
         assert total == pytest.approx(whole)
+
+
+def test_noting_takes_no_more_than_the_call_tells() -> None:
+    """A chain that was timed while another job ran."""
+    whole = sum(TRUE.values()) + OUTSIDE
+    watch, noted = _watch(lambda i: whole, slowed=1.0)
+    found = watch.op_times(noted, 3 * COST)
+    assert found.slowed == pytest.approx(1.0)
+    assert found.sums == pytest.approx([whole] * 3)
 
 
 def test_the_sum_is_not_made_to_fit() -> None:
