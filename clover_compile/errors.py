@@ -251,7 +251,8 @@ class NeedsThisModel(InputError):
 
 class CannotModel(InputError):
     """The bundle can neither run on this machine nor be modelled from what it holds: only Triton
-    bundles say what each launch moves. Profile it where it runs.
+    bundles, and those of TensorRT that are not finished, say what they launch and move. Profile it
+    where it runs.
     """
 
     template = "{path}: cannot be profiled here ({reason}); profile it where it can run"

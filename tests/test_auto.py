@@ -12,6 +12,7 @@ from clover_compile.runtime.costs import CostTable, Outlook
 from clover_compile.runtime.errors import AutoNeedsCosts, Faults
 from clover_compile.runtime.experience import MEMORY, Experience
 from clover_compile.runtime.session import Generation, Session
+from clover_compile.runtime.step import Step
 from tests.oracle_engine import oracle_session
 from tests.scripted_language import SIZES, Language, Skill, rules
 
@@ -121,6 +122,18 @@ def test_the_same_counts_choose_the_same() -> None:
         answers = decoded(session, decode="auto")
         runs.append((engine.calls, [(x.token_ids, x.stats["choices"]) for x in answers]))
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("text", ["no guess is right", "prose"])
+def test_tokens_per_pass_counts_no_causal_step(text: str, table: str) -> None:
+    session, _ = language(text, TABLES[table])
+    steps: list[Step] = []
+    stats = session.generate([1, 2, 3], 96, decode="auto", on_step=steps.append).stats
+    passes = sum(step.kind in ("denoise", "draft") for step in steps)
+    causal = sum(step.kind == "causal" for step in steps)
+    assert causal > 0 and stats["passes"] == passes > 0
+    assert stats["tokens_per_pass"] == (stats["new_tokens"] - causal) / passes
 
 
 def test_what_was_learned_stays_for_the_next_request() -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clover_compile import reprove
+from clover_compile.profiling import cost_table, doubts, run
+from clover_compile.profiling.html.report import render
+from clover_compile.profiling.text import render as render_text
 from clover_compile.runtime import bundle as opening
 from clover_compile.runtime import sealing
+from clover_compile.runtime.costs import CostTable
 from clover_compile.runtime.errors import BadBundle
 from clover_compile.runtime.main import main
 from clover_compile.runtime.manifest import read_bundle
@@ -192,3 +197,17 @@ def test_a_verdict_that_cannot_be_written_is_told(
     assert "the proof ended with: passed; verdict.json stays as it was (No space" in done.stderr
     assert (folder / "verdict.json").read_bytes() == old
     assert [path.name for path in tmp_path.iterdir()] == ["x.clover"]
+
+
+def test_doubtful_costs_are_not_written_without_a_word(tmp_path: Path) -> None:
+    folder = make_bundle(tmp_path / "x.clover")
+    table = CostTable.from_json(costs(bundle=identity(folder)))
+    for doubt, said in ((None, None), ("busy", f"busy. {doubts.EFFECT}")):
+        found: dict[str, Any] = {"bundle": identity(folder), "warning": doubt, "notes": []}
+        run.write_costs_of(folder, table, found)
+        assert read_bundle(folder).costs == table
+        assert found["warning"] == said
+        page = {**found, "kind": "modelled", "model": "m", "target": "t", "prefix": 1,
+                "passes": [], "costs": table.to_json(), "receipt": None,
+                "break even": cost_table.break_even(table, 4)}  # fmt: skip
+        assert ("Warning:" in render(page)) == ("WARNING" in render_text(page)) == bool(doubt)

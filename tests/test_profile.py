@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from clover_compile.profiling.html.report import embedded, render
 from clover_compile.profiling.rival import Rival
 from clover_compile.profiling.subject import open_subject
 from clover_compile.profiling.text import render as render_text
+from clover_compile.profiling.unfused import Unfused
 from clover_compile.runtime import Session
 from clover_compile.runtime.costs import CostTable
 from clover_compile.runtime.manifest import read_bundle
@@ -119,6 +121,10 @@ def test_every_fused_op_is_timed_and_the_ops_make_up_the_pass(
         assert sum(op["share"] for op in row["ops"]) == pytest.approx(1, abs=0.1)
         assert 0.4 < row["sum of ops / pass"]["median"] < 2.5
         assert row["speedup"]["unfused"]["median"] > 0.5
+        before = {name: op["unfused"]["ms"]["median"] for name, op in ops.items()}
+        assert all(ops[n]["unfused"]["kernels"] > 0 for n in manifest["ops"][row["unit"]])
+        assert before.get("other", 0) < 0.05 * sum(before.values()), row["name"]
+        assert 0.4 < row["unfused sum of ops / pass"]["median"] < 2.5
         assert row["of floor"]["median"] > 0.3
 
 
@@ -175,8 +181,9 @@ def test_the_receipt_holds_every_sample(bundle: Path, found: dict[str, Any]) -> 
 
 def test_the_tables_say_what_was_found(found: dict[str, Any]) -> None:
     text = render_text(found)
-    for words in ("preview, 32 rows", "gdn_scan", "x as fast as the unfused graph",
-                  "blocks pay from", "auto --exact", "right as often"):  # fmt: skip
+    for words in ("preview, 32 rows", "gdn_scan", "speedup", "of the pass, unfused",
+                  "x as fast as the unfused graph", "blocks pay from", "auto --exact",
+                  "right as often"):  # fmt: skip
         assert words in text
     assert max(map(len, text.splitlines())) <= 120
 
@@ -298,25 +305,46 @@ def _slowed(bundle: Path, folder: Path) -> Path:
     return copy
 
 
-def _look(bundle: Path) -> tuple[dict[str, float], Session]:
-    """Milliseconds by op of a pass, and a session that decodes by what was measured."""
+@pytest.fixture(scope="module")
+def unfused() -> Iterator[Unfused]:
+    """The unfused pass."""
+    made = Unfused(Checkpoint.open(models.find()), ["preview"], 1, lambda line: None)
+    yield made
+    made.close()
+
+
+def _look(bundle: Path, unfused: Unfused) -> tuple[dict[str, Any], Session]:
+    """The ops of a pass, and a session that decodes by what was measured."""
     subject = open_subject(bundle, 1, False)
     scene = Scene(subject.session(), _text(subject))
-    calls = units.measure(subject, scene, {}, 2, lambda line: None)["calls"]
+    rivals = units.Rivals(unfused=unfused)
+    calls = units.measure(subject, scene, rivals, 2, lambda line: None)["calls"]
+    assert [row["unit"] for row in calls if "unfused" in row["speedup"]] == ["preview"]
     table, _ = cost_table.measure(subject, scene, 3, lambda line: None)
     session = subject.session()
     session.costs = CostTable("measured", table.units, table.head, HOPEFUL)
     preview = next(row for row in calls if row["unit"] == "preview")
-    return {op["op"]: op["ms"]["median"] for op in preview["ops"]}, session
+    return {op["op"]: op for op in preview["ops"]}, session
 
 
-def test_a_slower_op_shows_and_changes_what_auto_chooses(bundle: Path, tmp_path: Path) -> None:
-    before, session = _look(bundle)
-    after, slowed = _look(_slowed(bundle, tmp_path))
-    assert after["moe"] > 4 * before["moe"]
-    for op in ("projection", "gdn_preview", "block_attention"):
-        assert after[op] < 0.5 * after["moe"]
-    assert max(after, key=lambda op: after[op]) == "moe"
+def test_a_slower_op_shows_and_changes_what_auto_chooses(
+    bundle: Path, unfused: Unfused, tmp_path: Path
+) -> None:
+    before, session = _look(bundle, unfused)
+    after, slowed = _look(_slowed(bundle, tmp_path), unfused)
+    ms = {op: row["ms"]["median"] for op, row in after.items()}
+    assert ms["moe"] > 4 * before["moe"]["ms"]["median"]
+    assert max(ms, key=lambda op: ms[op]) == "moe"
+    faster = {
+        op: [row[op]["speedup"]["median"] for row in (before, after)]
+        for op in ("moe", "projection", "gdn_preview", "block_attention")
+    }
+    for op, (was, now) in faster.items():
+        if op == "moe":
+            assert now < was / 3
+        else:
+            assert ms[op] < 0.5 * ms["moe"]
+            assert was / 2.5 < now < 2.5 * was, op
     prompt = messages.read(models.find() / "messages.jsonl", 2).asked[1].prompt
     fast = session.generate(str(prompt), decode="auto")
     slow = slowed.generate(str(prompt), decode="auto")

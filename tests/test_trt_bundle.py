@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from clover_compile.build import build
+from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import NoCompiler
 from clover_compile.options import BuildOptions
+from clover_compile.profiling import modelled
+from clover_compile.profiling.floor import work
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.errors import BadBundle, NotProved
 from clover_compile.runtime.manifest import read_bundle
@@ -69,6 +73,61 @@ def test_inspect_lists_every_plugin_node_with_its_kernels(bundle: Path) -> None:
             assert line[2] == node["op"]
             functions = {key.rsplit("-", 2)[0] for key in node["kernels"]}
             assert functions and functions <= {x.strip(",") for x in line}
+
+
+def test_its_profile_is_modelled_and_says_so(bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.clover"
+    shutil.copytree(bundle, copy)
+    done = clover_compile("profile", copy, "-o", tmp_path / "report", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["kind"], found["costs"]["kind"]) == ("modelled", "modelled")
+    manifest = read_bundle(copy).manifest
+    keys = {
+        k for u in manifest["units"].values() for x in u["nodes"].values() for k in x["kernels"]
+    }
+    assert found["kernels"] == {"count": len(keys)}
+    for row in found["passes"]:
+        ops = {op["op"]: op for op in row["ops"]}
+        for name, entry in manifest["ops"][row["unit"]].items():
+            # A commit without logits leaves out the last norm.
+            idle = row["unit"] == "commit" and not row["keep"] and name == "rms_norm"
+            assert ops[name]["count"] == entry["count"] - idle <= ops[name]["launches"]
+            assert 0 < ops[name]["bytes"][0] <= ops[name]["bytes"][1]
+            assert ops[name]["modelled ms"] > ops[name]["floor ms"][0] > 0
+        assert (ops["other"]["launches"], ops["other"]["bytes"]) == (0, [0, 0])
+        total = row["modelled ms"]
+        assert sum(op["modelled ms"] for op in row["ops"]) == pytest.approx(total)
+    told = clover_compile("profile", copy).stdout
+    assert "MODELLED, NOT RUN" in told and "which is unknown here" in told
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "Modelled, not run." in page and "Nothing of this ran" in page
+    costs = read_bundle(copy).costs
+    assert costs is not None and costs.kind == "modelled"
+
+
+def test_its_counts_equal_a_count_from_the_checkpoint(bundle: Path) -> None:
+    """FLOP of every pass, from the files the engines are built of, and from sizes alone. Bytes hold
+    what passes between ops as well."""
+    checkpoint = Checkpoint.open(bundle.parent / "model")
+    c = checkpoint.config
+    shapes = {name: checkpoint.shape(name) for name in checkpoint.names}
+    known, _ = modelled.profile(read_bundle(bundle))
+    # Rows that all choose the same experts: as many pairs as can be, and the fewest experts.
+    for row in known["passes"]:
+        unit, rows = row["unit"], row["rows"]
+        keep = rows if unit in ("preview", "verify") else row["keep"]
+        layers = 0 if unit == "replay" else c.num_hidden_layers
+        alike = [np.tile(np.arange(c.num_experts) * 1e-3, (rows, 1))] * layers
+        want = work(
+            c, shapes, unit=unit, rows=rows, prefix=modelled.PREFIX, keep=keep, routers=alike
+        )
+        # A replay is handed the weight of a norm that it does not apply; a commit without logits
+        # leaves out the last norm.
+        idle = {"replay": c.linear_value_head_dim * len(c.gdn_layers)}
+        idle |= {} if row["keep"] else {"commit": -c.hidden_size}
+        assert row["flop"] == want.flop + 2 * rows * idle.get(unit, 0), row["pass"]
+        assert sum(op["bytes"][0] for op in row["ops"]) > want.bytes / 2  # 16 bits for 32
 
 
 def test_it_is_not_run(bundle: Path, tmp_path: Path) -> None:

@@ -102,6 +102,23 @@ def work(
     return Work(FP32 * size, flop, hit / max(1, len(routers)))
 
 
+def own_flop(c: ModelConfig, op: str, *, block: bool, rows: int, prefix: int, pairs: int) -> int:
+    """FLOP of one call of a fused op beside those of its dense weights.
+
+    `block`: rows see the whole block, as in a preview; `pairs`: of row and expert.
+    """
+    heads, dk, dv = c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim
+    if op.startswith("moe"):
+        return 2 * 3 * c.moe_intermediate_size * c.hidden_size * pairs
+    if op in ("gdn_scan", "gdn_preview"):
+        mixed = 4 * dk * dv if op == "gdn_scan" else 2 * rows * (dk + dv)
+        return rows * heads * (2 * dk * dv + mixed)
+    if op == "block_attention":
+        seen = prefix + (rows if block else (rows + 1) / 2)
+        return int(rows * 4 * seen * c.num_attention_heads * c.head_dim)
+    return 0
+
+
 def _is_head(name: str, c: ModelConfig) -> bool:
     return name == ("model.embed_tokens.weight" if c.tie_word_embeddings else "lm_head.weight")
 

@@ -18,7 +18,8 @@ import onnxruntime as ort
 from clover_compile.kernels.onnx_text import DOMAIN
 from clover_compile.model.config import ModelConfig
 from clover_compile.profiling.calls import Call
-from clover_compile.profiling.floor import FP32, experts_used
+from clover_compile.profiling.floor import FP32, experts_used, own_flop
+from clover_compile.profiling.kernel_times import function_of
 from clover_compile.runtime.engine import Array, Arrays
 
 PROJECTION, HEAD, EMBEDDING, OTHER = "projection", "head", "embedding", "other"
@@ -39,12 +40,19 @@ class OpWork:
 class UnitFile:
     """The ONNX file of one Unit."""
 
-    def __init__(self, path: Path, ops: Mapping[str, Any], c: ModelConfig) -> None:
-        """`ops`: the manifest's, which say what functions an op became."""
+    def __init__(
+        self, path: Path, ops: Mapping[str, Any], c: ModelConfig,
+        regions: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`ops`: the manifest's, which say what functions an op became; of an unfused Unit instead
+        `regions`, node -> the op of the region it was traced in.
+        """
         self.model = onnx.load(str(path), load_external_data=False)
-        self._c = c
-        self._owners = {f: op for op, row in ops.items() for f in row["functions"]}
+        self._c, self._regions = c, regions or {}
         graph = self.model.graph
+        self._owners = {f: op for op, row in ops.items() for f in row["functions"]}
+        self._owners |= {x.op_type: self._regions[x.name] for x in graph.node
+                         if x.domain == DOMAIN and x.name in self._regions}  # fmt: skip
         external = onnx.TensorProto.EXTERNAL
         self._stored = [x for x in graph.initializer if x.data_location == external]
         self._weights = {x.name: tuple(x.dims) for x in self._stored}
@@ -57,8 +65,21 @@ class UnitFile:
         """The op a function implements."""
         return self._owners.get(function, OTHER)
 
+    def op_of(self, kernel: str) -> str:
+        """The op that a kernel of the engine belongs to, by the name its profiler gives it: a
+        node's own, that of the first of some nodes the engine joined and `/` and what they became,
+        or one that tells the function it was inlined from.
+        """
+        function = function_of(kernel)
+        if function is not None:
+            return self.owner(function)
+        return self.labels.get(kernel.split("/")[0], OTHER)
+
     def label(self, node: onnx.NodeProto) -> str:
-        """The op a node belongs to: a fused one, or one of those around them."""
+        """The op a node belongs to: a fused one, the one whose region it was traced in, or one of
+        those around them."""
+        if node.name in self._regions:
+            return self._regions[node.name]
         if node.domain == DOMAIN:
             return self.owner(node.op_type)
         weights = [name for name in node.input if name in self._weights]
@@ -167,13 +188,5 @@ class UnitFile:
             if name in self._weights and not any(part in name for part in _EXPERTS)
         )
         flop = 0 if label == EMBEDDING else 2 * rows * dense
-        heads, dk, dv = c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim
-        if label == "moe":
-            flop += 2 * 3 * c.moe_intermediate_size * c.hidden_size * pairs
-        elif label in ("gdn_scan", "gdn_preview"):
-            block = 4 * dk * dv if label == "gdn_scan" else 2 * rows * (dk + dv)
-            flop += rows * heads * (2 * dk * dv + block)
-        elif label == "block_attention":
-            seen = prefix + (rows if call.unit == "preview" else (rows + 1) / 2)
-            flop += int(rows * 4 * seen * c.num_attention_heads * c.head_dim)
-        return flop
+        block = call.unit == "preview"
+        return flop + own_flop(c, label, block=block, rows=rows, prefix=prefix, pairs=pairs)

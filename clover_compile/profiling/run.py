@@ -14,7 +14,15 @@ import torch
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import CannotModel, NeedsCheckpoint
 from clover_compile.model.load import load_model
-from clover_compile.profiling import cost_table, messages, receipt, units, workload
+from clover_compile.profiling import (
+    cost_table,
+    doubts,
+    messages,
+    modelled,
+    receipt,
+    units,
+    workload,
+)
 from clover_compile.profiling.calls import PREFIX, Scene
 from clover_compile.profiling.html.write import require_folder, write
 from clover_compile.profiling.messages import Messages
@@ -45,7 +53,7 @@ def profile(options: ProfileOptions, say: Say) -> dict[str, Any]:
     """
     checked = read_bundle(options.bundle, recosting=True)
     reason = _cannot_run(options, checked)
-    if reason and checked.manifest["engine"] != "triton":
+    if reason and not modelled.can_model(checked):
         raise CannotModel(path=spell(str(checked.path)), reason=reason)
     if options.output is not None:
         require_folder(options.output)
@@ -55,7 +63,7 @@ def profile(options: ProfileOptions, say: Say) -> dict[str, Any]:
     found["costs"] = table.to_json()
     block: Any = read_json(checked.path / "generation.json")["block_size"]
     found["break even"] = cost_table.break_even(table, block)
-    _write_costs(options.bundle, table, found)
+    write_costs_of(options.bundle, table, found)
     if options.output is not None:
         write(options.output, found)
     return found
@@ -75,14 +83,12 @@ def _cannot_run(options: ProfileOptions, checked: Checked) -> str | None:
 
 def _modelled(checked: Checked, reason: str) -> tuple[dict[str, Any], CostTable]:
     """What is known of a bundle that cannot run here."""
-    from clover_compile.profiling import modelled
-
-    passes, table = modelled.profile(checked)
+    known, table = modelled.profile(checked)
     found: dict[str, Any] = {
         "format": FORMAT, "kind": "modelled", "bundle": checked.identity,
         "target": checked.manifest["target"], "model": checked.manifest["model"]["name"],
-        "prefix": modelled.PREFIX, "notes": [modelled.NOTE, f"not run here: {reason}"],
-        "passes": passes, "kernels": checked.manifest["static"]["kernels"],
+        "prefix": modelled.PREFIX, "warning": None,
+        **known, "notes": [*known["notes"], f"not run here: {reason}"],
         "receipt": {"bundle": checked.identity, "versions": receipt.versions(), "prompts": None},
     }  # fmt: skip
     return found, table
@@ -110,15 +116,19 @@ def _measured(options: ProfileOptions, say: Say) -> tuple[dict[str, Any], CostTa
     table, taken = cost_table.measure(subject, scene, options.rounds, say)
     if asked is not None:
         table = _workload(options, subject, asked, table, say, found)
+    found["warning"] = doubts.warning(found, taken)
     found["receipt"] = receipt.receipt(options, subject, asked, found, taken)
     return found, table
 
 
-def _write_costs(path: Path, table: CostTable, found: dict[str, Any]) -> None:
+def write_costs_of(path: Path, table: CostTable, found: dict[str, Any]) -> None:
+    """Writes costs.json, and says so where the profile is doubted, or why it was not written."""
     content: dict[str, Any] = {"bundle": found["bundle"], **table.to_json()}
     content |= {name: found[name] for name in ("prefix", "threads", "machine") if name in found}
     try:
         write_costs(path, content)
+        if found["warning"]:
+            found["warning"] += f". {doubts.EFFECT}"
     except OSError as error:
         found["notes"].append(f"costs.json was not written ({error.strerror}); auto stays as it is")
 
@@ -164,12 +174,12 @@ def _rivals(
     options: ProfileOptions, subject: Subject, checkpoint: Checkpoint | None, say: Say
 ) -> Iterator[units.Rivals]:  # fmt: skip
     """What the bundle is compared with, call by call."""
-    found: dict[str, Any] = {}
+    found: dict[str, units.Make] = {}
     with contextlib.ExitStack() as stack:
+        unfused = None
         if checkpoint is not None:
             unfused = Unfused(checkpoint, subject.manifest["units"], subject.threads, say)
             stack.callback(unfused.close)
-            found["unfused"] = units.engine_runs(unfused.engine, unfused.units)
         if options.against == "eager":
             checkpoint = checkpoint or bundled_checkpoint(options.bundle, subject.manifest)
             rival = Rival(load_model(checkpoint.config, checkpoint.tensor), checkpoint.generation)
@@ -177,7 +187,7 @@ def _rivals(
         elif options.against is not None:
             other = open_rival(Path(options.against), subject, options.allow_native)
             found["against"] = units.engine_runs(other.engine, other.manifest["units"])
-        yield found
+        yield units.Rivals(found, unfused)
 
 
 def _workload(

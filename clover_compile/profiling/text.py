@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import Any
 
 from clover_compile.runtime.terminal import one_line
@@ -13,7 +14,8 @@ WORDS = {"unfused": "unfused graph", "eager": "eager model", "against": "other b
 def render(found: dict[str, Any]) -> str:
     """The whole profile."""
     body = [*_calls(found), *_passes(found), *_costs(found), *_workload(found)]
-    parts = [_head(found), *body]
+    alarm = wrap(f"WARNING: {one_line(found['warning'])}", 110) if found["warning"] else []
+    parts = [_head(found), *alarm, *body, *alarm]
     notes = [f"note: {one_line(note)}" for note in found["notes"]]
     return "\n".join([*parts, *notes])
 
@@ -47,16 +49,20 @@ def _calls(found: dict[str, Any]) -> Iterator[str]:
             yield f"    {faster} ({ms[name]['median']:.2f} ms)"
         yield (
             f"    {'op':<16} {'calls':>5} {'kernels':>7} {'ms':>22} {'share':>6} {'MB':>9} "
-            f"{'GFLOP':>7} {'floor ms':>8} {'x floor':>7}"
+            f"{'GFLOP':>7} {'floor ms':>8} {'x floor':>7} {'unfused':>9} {'speedup':>7}"
         )
         for op in call["ops"]:
             near = f"{op['of floor']:.1f}" if op["of floor"] else "-"
+            before = f"{op['unfused']['ms']['median']:.3f}" if op["unfused"] else "-"
+            faster = f"{op['speedup']['median']:.2f}" if op["speedup"] else "-"
             yield (
                 f"    {op['op']:<16} {op['count']:>5} {op['kernels']:>7} {span(op['ms'], 3):>22} "
                 f"{op['share']:>6.1%} {op['bytes'] / 1e6:>9.3f} {op['flop'] / 1e9:>7.3f} "
-                f"{op['floor ms']:>8.3f} {near:>7}"
+                f"{op['floor ms']:>8.3f} {near:>7} {before:>9} {faster:>7}"
             )
-        yield f"    all ops are {call['sum of ops / pass']['median']:.0%} of the pass"
+        total = f"    all ops are {call['sum of ops / pass']['median']:.0%} of the pass"
+        before = call.get("unfused sum of ops / pass")
+        yield total + (f", unfused {before['median']:.0%} of theirs" if before else "")
 
 
 def _passes(found: dict[str, Any]) -> Iterator[str]:
@@ -64,16 +70,18 @@ def _passes(found: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield (
             f"{one['pass']}, {one['rows']} rows: {one['modelled ms']:.3f} ms modelled, "
-            f"{one['launches']} launches"
+            f"{one['launches']} launches, {one['flop'] / 1e9:.3f} GFLOP"
         )
-        heads = f"{'launches':>8} {'MB at least':>17} {'ms':>8} {'share':>6}"
-        yield f"    {'op':<16} {'calls':>5} {heads}"
+        heads = f"{'launches':>8} {'MB at least':>17} {'floor ms':>8} {'GFLOP':>8} {'ms':>8}"
+        yield f"    {'op':<16} {'calls':>5} {heads} {'share':>6}"
         for op in one["ops"]:
             low, high = (f"{x / 1e6:.3f}" for x in op["bytes"])
             size = low if low == high else f"{low}-{high}"
+            floor = sum(op["floor ms"]) / 2
             yield (
                 f"    {op['op']:<16} {op['count']:>5} {op['launches']:>8} {size:>17} "
-                f"{op['modelled ms']:>8.4f} {op['share']:>6.1%}"
+                f"{floor:>8.4f} {op['flop'] / 1e9:>8.3f} {op['modelled ms']:>8.4f} "
+                f"{op['share']:>6.1%}"
             )
 
 

@@ -13,7 +13,7 @@ from clover_compile.passes.clean_up import CleanUp
 from clover_compile.runtime.manifest import Checked
 from clover_compile.runtime.ort_engine import OrtEngine
 from clover_compile.targets.ort_cpu.build import OrtCpu
-from clover_compile.targets.ort_cpu.lowering import INLINE_LIMIT
+from clover_compile.targets.ort_cpu.lowering import INLINE_LIMIT, lower
 from clover_compile.unit import source_of, trace_unit
 
 PASSES = (CleanUp(),)
@@ -35,14 +35,14 @@ class Unfused:
     """An engine over unfused Units in a folder of its own, gone with `close`.
 
     The two opaque primitives, the delta rule and the routed experts, are lowered as in the fused
-    Units.
+    Units. `regions` tells, by Unit, which node a fusion would replace by which op.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, units: Iterable[str], threads: int, say: Callable[[str], None]
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="clover-unfused-")
-        folder = Path(self._folder.name)
+        self._held = tempfile.TemporaryDirectory(prefix="clover-unfused-")
+        self.folder = Path(self._held.name)
         self.units = lowerable(checkpoint, units)
         try:
             model = load_model(checkpoint.config, checkpoint.tensor)
@@ -52,14 +52,16 @@ class Unfused:
                 traced[name] = trace_unit(model, checkpoint.generation, name)
                 run_passes(traced[name], PASSES, lambda event: None)
             source = source_of(dict(model.named_parameters()))
-            context = checkpoint.config.max_position_embeddings
-            emitted = OrtCpu().emit(traced, source, folder, context, say)
+            lowered = {name: lower(unit) for name, unit in traced.items()}
+            self.regions = {name: one.regions for name, one in lowered.items()}
+            emitted = OrtCpu().write(lowered, traced, source, self.folder)
             manifest = {"units": emitted.units, "weights": emitted.weights}
-            self.engine = OrtEngine(Checked(folder, "", manifest, {}), threads)
+            self.checked = Checked(self.folder, "", manifest, {})
+            self.engine = OrtEngine(self.checked, threads)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Removes the folder."""
-        self._folder.cleanup()
+        self._held.cleanup()

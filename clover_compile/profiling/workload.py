@@ -163,10 +163,11 @@ def _row(way: str, log: Log, causal: Log, messages: Messages, table: CostTable) 
     tokens, seconds = sum(len(x.token_ids) for x in answers), sum(log.seconds)
     wanted = [m.answer for m in messages.asked]
     judged = [(a.text, w) for a, w in zip(answers, wanted, strict=True) if w is not None]
-    total = Counter[str]()
+    total, after_passes = Counter[str](), 0.0
     choices = Counter[str]()
     for answer in answers:
         total.update({name: answer.stats[name] for name in ("passes", "rounds", "commits")})
+        after_passes += answer.stats["passes"] * (answer.stats["tokens_per_pass"] or 0)
         choices.update(answer.stats.get("choices", {}))
     same = [a.token_ids == b.token_ids for a, b in zip(answers, causal.answers, strict=True)]
     pairs = zip(log.seconds, answers, causal.seconds, causal.answers, strict=True)
@@ -176,8 +177,8 @@ def _row(way: str, log: Log, causal: Log, messages: Messages, table: CostTable) 
         "right": sum(text == want for text, want in judged) / len(judged) if judged else None,
         "as causal": sum(same) / len(same),
         "passes": total["passes"], "rounds": total["rounds"],
-        # Where ways are mixed neither means anything.
-        "tokens per pass": tokens / total["passes"] if total["passes"] and not choices else None,
+        "tokens per pass": after_passes / total["passes"] if total["passes"] else None,
+        # Where ways are mixed a round is only some of the tokens.
         "tokens per round": tokens / total["rounds"] if total["rounds"] and not choices else None,
         "ms per answer": spread([1e3 * x for x in log.seconds]),
         "tokens per second": tokens / seconds,

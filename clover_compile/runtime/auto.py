@@ -179,6 +179,7 @@ def _block(
     if not ids:
         return ways.emit_next(run, logits), cost + table.step()
     taken = run.emit(ids)
+    run.counts.after_passes += len(taken)
     if len(ids) == choice.rows:
         run.counts.blocks += 1
         seen.tokens.see(float(len(taken)))

@@ -32,6 +32,8 @@ class Counts:
     commits: int = 0
     rounds: int = 0
     drafts_kept: int = 0
+    after_passes: int = 0
+    """Tokens of blocks and of rounds that began with a preview; causal steps are not among them."""
     choices: dict[str, int] = field(default_factory=dict)
     """What `auto` chose, and how often."""
 
@@ -97,6 +99,7 @@ def denoise(run: Run, prompt: Sequence[int], block_size: int, threshold: float) 
     while len(run.response.ids) < run.budget and not run.stopped:
         taken = run.emit(resolve(run, block_size, threshold))
         run.counts.blocks += 1
+        run.counts.after_passes += len(taken)
         more = len(run.response.ids) < run.budget and not run.stopped
         if more or run.keep_state:
             commit(run, taken)
@@ -192,6 +195,7 @@ def verified(run: Run, pending: int, width: int, exact: bool) -> list[int]:
     kept = _kept(chosen, confirm, exact)
     run.counts.drafts_kept += kept
     emitted = run.emit([*drafts[1 : kept + 1].tolist(), int(chosen["ids"][kept])])
+    run.counts.after_passes += len(emitted)
     sure = np.append(chosen["p_draft"][:kept], chosen["confidence"][kept])
     # Pending and all emitted but the last: that one is the next pending.
     _settle(run, len(emitted), new)

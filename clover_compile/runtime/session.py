@@ -253,7 +253,7 @@ class Session:
             "prompt_tokens": prompt_tokens, "new_tokens": len(ids), "blocks": counts.blocks,
             "passes": counts.passes, "commits": counts.commits, "rounds": counts.rounds,
             "drafts_kept": counts.drafts_kept,
-            "tokens_per_pass": len(ids) / counts.passes if counts.passes else None,
+            "tokens_per_pass": counts.after_passes / counts.passes if counts.passes else None,
             "seconds": dict(run.engine.seconds),
         }  # fmt: skip
         if counts.choices:

@@ -66,7 +66,16 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     ]
     rows = [_bar(op["op"], op["ms"], op["floor ms"]) for op in shown]
     title = f"{call['name']}: milliseconds by op, with floors"
-    return {**call, "plot": _svg(plots.bars(title, rows, "ms"))}
+    return {**call, "plot": _svg(plots.bars(title, rows, "ms")), "faster": _faster(call, shown)}
+
+
+def _faster(call: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> Markup | None:
+    """The plot of the ops against what they replaced."""
+    rows = [_bar(op["op"], op["speedup"]) for op in shown if op["speedup"]]
+    if not rows:
+        return None
+    title = f"{call['name']}: speed of every op over the unfused nodes it replaced"
+    return _svg(plots.bars(title, rows, "times as fast", mark=1.0))
 
 
 def _pass(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,15 @@ class OrtCpu(Target):
         self, units: Mapping[str, Unit], source: Source, folder: Path, context: int, say: Say
     ) -> Emitted:  # fmt: skip
         """Writes <unit>.onnx for each Unit and the weight store."""
-        lowered = {name: lower(unit) for name, unit in units.items()}
+        return self.write(
+            {name: lower(unit) for name, unit in units.items()}, units, source, folder
+        )
+
+    def write(
+        self, lowered: Mapping[str, Lowered], units: Mapping[str, Unit], source: Source,
+        folder: Path,
+    ) -> Emitted:  # fmt: skip
+        """Writes Units that were lowered already."""
         expressions = {w.name: w for unit in units.values() for w in unit.weights.values()}
         wanted = {stored.name: stored for one in lowered.values() for stored in one.weights}
         (folder / WEIGHTS).parent.mkdir()

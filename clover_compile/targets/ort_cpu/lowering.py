@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import warnings
 from collections import Counter
@@ -19,12 +20,16 @@ from torch import Tensor
 from clover_compile import __version__
 from clover_compile.kernels.moe.onnx_function import COLUMNS, INTERLEAVED
 from clover_compile.kernels.onnx_text import DOMAIN, OPSETS
+from clover_compile.model.layers import REGIONS
 from clover_compile.targets.ort_cpu.flatten import weights_as_inputs
 from clover_compile.targets.ort_cpu.translation import DOMAINS, UNREAD, Translation
 from clover_compile.unit import Unit
 
 IR_VERSION = 10
 """Version of the file format; every ONNX Runtime that has the kernels reads it."""
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+"""Where the exporter notes the modules a node was traced in, and its own name."""
 
 INLINE_LIMIT = 64 * 1024
 """Bytes of constants a file may hold: more would be a weight that was folded."""
@@ -62,6 +67,9 @@ class Lowered:
     model: ModelProto
     weights: tuple[StoredWeight, ...]
     ops: Mapping[str, LoweredOp]
+    regions: Mapping[str, str]
+    """Node -> op of the region inside which it was traced: what a fusion of that region replaces.
+    Nodes between regions are not here, and no node of a fused Unit."""
 
 
 Placement = Mapping[str, tuple[str, int, int]]
@@ -100,12 +108,13 @@ def lower(unit: Unit) -> Lowered:
     assert exported is not None
     model = exported.model
     optimize_ir(model, inline=False)
+    regions = _regions(model)
     ClearMetadataAndDocStringPass()(model)
     _name(model, unit, names)
     proto = onnx_ir.to_proto(model)
     weights = _declare_weights(proto, unit, translation)
     _finish(proto, unit, translation)
-    return Lowered(unit.name, proto, weights, _count(proto, translation))
+    return Lowered(unit.name, proto, weights, _count(proto, translation), regions)
 
 
 def attach(lowered: Lowered, placement: Placement) -> bytes:
@@ -135,6 +144,35 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def _regions(model: onnx_ir.Model) -> dict[str, str]:
+    """Node -> op of the innermost region among the modules that its trace came through.
+
+    A node that the exporter's own rewrites made has no trace; it belongs to a region if all nodes
+    that it reads and that read it do.
+    """
+    found: dict[str, str] = {}
+    for node in model.graph:
+        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
+        modules = [scope.split(".")[-1] for scope in scopes[:-1]]
+        op = next((name for name in reversed(modules) if name in REGIONS), None)
+        if op is not None and node.name:
+            found[node.name] = op
+    for node in model.graph:
+        if _SCOPES not in node.metadata_props and node.name:
+            around = {found.get(x.name or "") for x in _neighbours(node)}
+            op = around.pop() if len(around) == 1 else None
+            if op is not None:
+                found[node.name] = op
+    return found
+
+
+def _neighbours(node: onnx_ir.Node) -> list[onnx_ir.Node]:
+    """The nodes it reads, but for constants, and those that read it."""
+    makers = [x.producer() for x in node.inputs if x is not None]
+    made = [x for x in makers if x is not None and x.op_type != "Constant"]
+    return [*made, *(user for x in node.outputs for user, _ in x.uses())]
 
 
 def _name(model: onnx_ir.Model, unit: Unit, names: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from clover_compile.kernels.architecture import Architecture
@@ -62,6 +63,8 @@ class OpCall:
     least: int
     """Bytes it must move if all rows choose the same experts; `most`: if no two do."""
     most: int
+    dense: int = 0
+    """Elements of the weights that every row is multiplied by: no experts, no table of rows."""
 
 
 def op_calls(
@@ -79,7 +82,18 @@ def op_calls(
                 for experts in (top_k, top_k * own["n"])
             )
             launches, scratch = len(call.variant.launches), call.workspace_bytes()
-            yield OpCall(plan.op, launches, scratch, least, most)
+            held = {
+                name: prod(x for x in view.shape if isinstance(x, int))
+                for name, view in step.inputs.items()
+                if program.buffers[view.buffer].kind == "weight"
+            }
+            yield OpCall(plan.op, launches, scratch, least, most, dense_elements(plan, held))
+
+
+def dense_elements(plan: Plan, held: Mapping[str, int]) -> int:
+    """Elements that every row is multiplied by, of the inputs that are weights."""
+    left_out = share_used(plan, 1, 1)
+    return sum(size for name, size in held.items() if name not in left_out)
 
 
 def seconds(size: float, launches: int, gpu: Architecture) -> float:
