@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from math import prod
 
 from clover_compile.kernels.architecture import shared_limit
@@ -13,6 +14,10 @@ from clover_compile.runtime.launcher import resolve
 
 MATRIX = {80: "HMMA", 86: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
 """The matrix instruction of 16-bit operands each compute capability is fastest with."""
+
+SET_ON = "3.7"
+"""The Triton whose code the budgets were set on. Another one allocates registers its own way: what
+it makes may cost more, and runs."""
 
 TENSOR_MEMORY = 512
 """Columns of tensor memory of an sm_100 multiprocessor."""
@@ -66,6 +71,11 @@ def _broken(compiled: Compiled) -> Iterator[str]:
         yield f"{compiled.tensor_memory} columns of tensor memory, at most {TENSOR_MEMORY}"
     if compiled.scratch:
         yield f"{compiled.scratch} B of global scratch, none is passed"
+
+
+def binding() -> bool:
+    """Whether budgets are to be kept by the Triton that is installed."""
+    return version("triton").startswith(f"{SET_ON}.")
 
 
 def budget_of(kernel: str) -> Budget:
