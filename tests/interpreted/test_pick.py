@@ -99,3 +99,16 @@ def test_more_rows_than_a_plan_takes_are_refused() -> None:
     args = sized(Sizes(257, 8))
     with pytest.raises(BadLaunch, match="outside every guard"):
         interpret(OP, args)
+
+
+@pytest.mark.parametrize("think", [0, 1])
+def test_any_id_may_end_the_thinking(think: int) -> None:
+    """The first of a tile, and the one that stands for a masked draft if a fill is wrong."""
+    check_pick(sized(Sizes(scalars=RAMPS, running=True, think=think, draft=(5,))))
+
+
+def test_a_tile_in_which_nothing_is_allowed() -> None:
+    args = sized(Sizes(1, 4100, allow=True))
+    args[8][..., 100:] = False
+    args[8][..., 7] = True
+    check_pick(args)
