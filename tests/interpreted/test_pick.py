@@ -118,7 +118,7 @@ def test_a_draw_among_equals_whose_bits_end_in_ones() -> None:
     """Nothing lies above them within the last four bits, yet something does lie above them."""
     args = sized(Sizes(3, 40, counted=False, scalars={"temperature": 1.0}, stops=()))
     args[0][:] = -40.0
-    args[0][..., 5] = 2.0
+    args[0][..., 6] = 2.0
     args[0][..., [9, 12, 20]] = torch.tensor(0x3F80000F, dtype=torch.int32).view(torch.float32)
     args[7] = torch.tensor([[0.5, 0.7, 0.9]])
     check_pick(args)
