@@ -123,3 +123,25 @@ def test_a_draw_among_equals_whose_bits_end_in_ones() -> None:
     args[7] = torch.tensor([[0.5, 0.7, 0.9]])
     check_pick(args)
     assert interpret(OP, args)["ids"][0].tolist() == [9, 12, 20]
+
+
+def test_the_mask_and_a_stop_may_be_the_first_of_their_tile() -> None:
+    args = sized(Sizes(scalars=RAMPS, stops=(0,)))
+    check_pick(args)
+    args[0][..., 0] = 50.0
+    args[9] = 0
+    check_pick(args)
+
+
+def test_tiles_that_do_not_exist_hold_no_maximum() -> None:
+    """Three tiles are merged as four."""
+    args = sized(Sizes(2, 4100, counted=False))
+    args[0] -= 60.0
+    check_pick(args)
+
+
+def test_equals_are_counted_across_tiles() -> None:
+    args = sized(Sizes(2, 2100, levels=1, counted=False, scalars={"temperature": 1.0}, stops=()))
+    args[7] = torch.tensor([[0.3, 0.9]])
+    check_pick(args)
+    assert (interpret(OP, args)["ids"][0] > torch.tensor([500, 1500])).all()
