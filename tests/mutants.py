@@ -30,8 +30,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -59,8 +57,8 @@ class Mutant:
     op: str
     name: str
     """Function, source line and what was done: what survivors.json lists."""
-    lines: range
-    """Of the statement around it: a test that reaches none of them cannot notice."""
+    line: int
+    """Of the statement around it: a test that does not reach it cannot notice."""
     source: str
 
 
@@ -102,10 +100,13 @@ def _everywhere(call: ast.AST, index: int) -> None:
     call.keywords[index].value = flipped
 
 
+def _path(op: str) -> Path:
+    return ROOT / "clover_compile" / "kernels" / op / "kernel.py"
+
+
 def mutants(op: str) -> Iterator[Mutant]:
     """Every mutant of an op's kernels."""
-    path = ROOT / "clover_compile" / "kernels" / op / "kernel.py"
-    whole = path.read_text(encoding="utf-8")
+    whole = _path(op).read_text(encoding="utf-8")
     text, tree = whole.splitlines(), ast.parse(whole)
     seen: Counter[str] = Counter()
     for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
@@ -126,44 +127,48 @@ def mutants(op: str) -> Iterator[Mutant]:
                 yield Mutant(op, name, around[node], source)
 
 
-def _statements(node: ast.AST, around: range = range(0)) -> Iterator[tuple[ast.AST, range]]:
-    """Every node below and the lines of the innermost statement that it is part of; of a loop or a
-    branch, those of its head."""
-    if isinstance(node, ast.stmt):
-        body = getattr(node, "body", None)
-        end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-        around = range(node.lineno, max(end, node.lineno) + 1)
-    yield node, around
+def _statements(node: ast.AST, line: int = 0) -> Iterator[tuple[ast.AST, int]]:
+    """Every node from here down, and the line of the innermost statement that it is part of."""
+    line = node.lineno if isinstance(node, ast.stmt) else line
+    yield node, line
     for child in ast.iter_child_nodes(node):
-        yield from _statements(child, around)
+        yield from _statements(child, line)
+
+
+class _Marked(ast.NodeTransformer):
+    """Calls `mark` with the line of every statement of a kernel before the statement."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for name in ("body", "orelse"):
+            block = getattr(node, name, None)
+            if isinstance(block, list) and not isinstance(node, ast.Module):
+                setattr(node, name, [part for s in block for part in (self._mark(s), s)])
+        return node
+
+    @staticmethod
+    def _mark(statement: ast.stmt) -> ast.stmt:
+        called = ast.Call(ast.Name("mark", ast.Load()), [ast.Constant(statement.lineno)], [])
+        return ast.copy_location(ast.Expr(called), statement)
 
 
 @dataclass
 class _Reach:
-    """A pytest plugin: the kernel's lines that every test reaches, and its processor time."""
+    """A pytest plugin: the statements that every test reaches, and its processor time."""
 
-    kernel: str
-    lines: dict[str, set[int]] = field(default_factory=dict)
+    mark: set[int] = field(default_factory=set)
+    lines: dict[str, list[int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        reached = self.lines[item.nodeid] = set()
-
-        def line(frame: FrameType, event: str, _: Any) -> Any:
-            reached.add(frame.f_lineno)
-            return line
-
-        def call(frame: FrameType, event: str, _: Any) -> Any:
-            return line if frame.f_code.co_filename == self.kernel else None
-
+        self.mark.clear()
         began = time.process_time()
-        sys.settrace(call)
         try:
             return (yield)
         finally:
-            sys.settrace(None)
             self.seconds[item.nodeid] = time.process_time() - began
+            self.lines[item.nodeid] = sorted(self.mark)
 
 
 @dataclass
@@ -182,11 +187,8 @@ class _Chosen:
             self.witness.write_text(report.nodeid, encoding="utf-8")
 
 
-def _test(op: str, source: str, plugin: Callable[[Path], object]) -> int:
-    """Runs in a child of its own: exit status of pytest where the op has these kernels.
-
-    plugin: makes one from the file in which the kernels lie.
-    """
+def _test(op: str, source: str, plugin: object, mark: Callable[[int], None] | None = None) -> int:
+    """Runs in a child of its own: exit status of pytest where the op has these kernels."""
     module = f"clover_compile.kernels.{op}.kernel"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.py"
@@ -194,12 +196,13 @@ def _test(op: str, source: str, plugin: Callable[[Path], object]) -> int:
         spec = importlib.util.spec_from_file_location(module, path)
         assert spec is not None and spec.loader is not None
         made = importlib.util.module_from_spec(spec)
+        vars(made)["mark"] = mark
         sys.modules[module] = made
         spec.loader.exec_module(made)
         files = sorted((ROOT / "tests/interpreted").glob(f"test_{op}*.py"))
         flags = ["-o", "timeout=0", "-x", "-q", "--no-header", "-p", "no:cacheprovider",
                  "-p", "pytest_timeout", "-m", "not slow"]  # fmt: skip
-        return int(pytest.main([*flags, *map(str, files)], plugins=[plugin(path)]))
+        return int(pytest.main([*flags, *map(str, files)], plugins=[plugin]))
 
 
 def _fork(work: Callable[[], int]) -> int:
@@ -217,29 +220,29 @@ def _fork(work: Callable[[], int]) -> int:
 
 
 def reach(op: str) -> dict[str, tuple[set[int], float]]:
-    """Test -> the lines of the op's unbroken kernels that it reaches, and its seconds."""
-    source = (ROOT / "clover_compile" / "kernels" / op / "kernel.py").read_text(encoding="utf-8")
+    """Test -> the statements of the op's unbroken kernels that it reaches, and its seconds."""
+    tree = ast.parse(_path(op).read_text(encoding="utf-8"))
+    marked = ast.unparse(ast.fix_missing_locations(_Marked().visit(tree)))
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "reach.json"
 
         def work() -> int:
-            found: list[_Reach] = []
-            status = _test(op, source, lambda path: found.append(_Reach(str(path))) or found[0])
-            tests = {t: [sorted(lines), found[0].seconds[t]] for t, lines in found[0].lines.items()}
-            answer.write_text(json.dumps(tests), encoding="utf-8")
+            found = _Reach()
+            status = _test(op, marked, found, found.mark.add)
+            answer.write_text(json.dumps([found.lines, found.seconds]), encoding="utf-8")
             return status
 
         _, status = os.waitpid(_fork(work), 0)
         if status != 0:
             raise SystemExit(f"{op}: its tests fail on the unbroken kernels")
-        tests = json.loads(answer.read_text(encoding="utf-8"))
-    return {name: (set(lines), seconds) for name, (lines, seconds) in tests.items()}
+        lines, seconds = json.loads(answer.read_text(encoding="utf-8"))
+    return {name: (set(lines[name]), seconds[name]) for name in lines}
 
 
 def _start(mutant: Mutant, tests: list[str], witness: Path) -> int:
     def work() -> int:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        return _test(mutant.op, mutant.source, lambda path: _Chosen(tests, witness))
+        return _test(mutant.op, mutant.source, _Chosen(tests, witness))
 
     return _fork(work)
 
@@ -257,12 +260,11 @@ def run(made: list[Mutant], jobs: int) -> list[Mutant]:
             mutant = waiting.pop()
             witness = folder / str(len(waiting))
             first = [name for name, _ in noticed.most_common(FIRST)]
-            tests = [test for test in dict.fromkeys([*first, *quick])
-                     if not reached[test][0].isdisjoint(mutant.lines)]  # fmt: skip
+            tests = [t for t in dict.fromkeys([*first, *quick]) if mutant.line in reached[t][0]]
             if not tests:
                 done += 1
                 alive.append(mutant)
-                print(f"unreached {mutant.op}:{mutant.lines[0]} {mutant.name}", flush=True)
+                print(f"unreached {mutant.op}:{mutant.line} {mutant.name}", flush=True)
                 continue
             running[_start(mutant, tests, witness)] = mutant, witness
         if not running:
@@ -273,13 +275,13 @@ def run(made: list[Mutant], jobs: int) -> list[Mutant]:
             noticed[witness.read_text(encoding="utf-8")] += 1
         done += 1
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-            print(f"timed out {mutant.op}:{mutant.lines[0]} {mutant.name}", flush=True)
+            print(f"timed out {mutant.op}:{mutant.line} {mutant.name}", flush=True)
         code = os.waitstatus_to_exitcode(status)
         if code > int(pytest.ExitCode.TESTS_FAILED):
             raise SystemExit(f"{mutant.op}: the tests did not run on {mutant.name} (status {code})")
         if code == 0:
             alive.append(mutant)
-            print(f"survived  {mutant.op}:{mutant.lines[0]} {mutant.name}", flush=True)
+            print(f"survived  {mutant.op}:{mutant.line} {mutant.name}", flush=True)
         if done % 25 == 0:
             print(f"{done}/{len(made)} in {time.monotonic() - began:.0f} s", file=sys.stderr)
     shutil.rmtree(folder)
