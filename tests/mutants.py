@@ -1,13 +1,14 @@
 """`make mutants`: breaks the kernels one small piece at a time and sees whether their tests notice.
 
-    TRITON_INTERPRET=1 python -m tests.mutants [OP ...] [--jobs N] [--at TEXT]
+    TRITON_INTERPRET=1 python -m tests.mutants [OP ...] [--jobs N] [--at TEXT] [--look SECONDS]
 
 Every sign, comparison, mask, index offset and fill value of kernels/<op>/kernel.py is flipped in
 turn, and tests/interpreted/test_<op>*.py run on the result. A mutant that passes must stand in
 tests/survivors.json with the reason why it cannot matter; anything else is exit status 1.
 
 The unbroken kernels run first, and note which lines every test reaches and how long it takes: a
-mutant then meets only the tests that reach it, the quick ones before the slow.
+mutant then meets only the tests that reach it, the quick ones before the slow. `--look` leaves out
+tests beyond so many seconds per mutant: what survives a look may still be noticed by the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import copy
 import importlib
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -29,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -247,8 +250,8 @@ def _start(mutant: Mutant, tests: list[str], witness: Path) -> int:
     return _fork(work)
 
 
-def run(made: list[Mutant], jobs: int) -> list[Mutant]:
-    """The mutants of an op whose tests passed."""
+def run(made: list[Mutant], jobs: int, look: float) -> list[Mutant]:
+    """The mutants of an op whose tests passed; `look`: seconds of tests that each may meet."""
     waiting, running, alive = list(reversed(made)), dict[int, tuple[Mutant, Path]](), []
     done, began = 0, time.monotonic()
     noticed = Counter[str]()
@@ -261,6 +264,8 @@ def run(made: list[Mutant], jobs: int) -> list[Mutant]:
             witness = folder / str(len(waiting))
             first = [name for name, _ in noticed.most_common(FIRST)]
             tests = [t for t in dict.fromkeys([*first, *quick]) if mutant.line in reached[t][0]]
+            ends = accumulate(reached[t][1] for t in tests)
+            tests = [t for t, end in zip(tests, ends, strict=True) if end <= look]
             if not tests:
                 done += 1
                 alive.append(mutant)
@@ -294,6 +299,7 @@ def main() -> int:
     parser.add_argument("ops", nargs="*", metavar="OP", help="ops to break (all)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once (2)")
     parser.add_argument("--at", default="", help="only mutants whose name holds this")
+    parser.add_argument("--look", type=float, default=math.inf, help="seconds of tests (all)")
     options = parser.parse_args()
     # What every child needs, once: pytest would rewrite hypothesis again in each (3 s).
     for name in ("tests.interpreted.harness", "hypothesis"):
@@ -303,7 +309,7 @@ def main() -> int:
     failed = False
     for op in options.ops or [op for op in KERNELS if "fp8" not in op]:
         made = [m for m in mutants(op) if options.at in m.name]
-        alive = {m.name for m in run(made, options.jobs)} if made else set()
+        alive = {m.name for m in run(made, options.jobs, options.look)} if made else set()
         reasons = known.get(op, {})
         new = sorted(alive - reasons.keys())
         gone = sorted(reasons.keys() & {m.name for m in made} - alive)
@@ -311,6 +317,8 @@ def main() -> int:
               f"{len(alive) - len(new)} cannot matter, {len(new)} unexplained")  # fmt: skip
         for name in gone:
             print(f"listed, but noticed now: {name}")
+        for name in new:
+            print(f"unexplained: {name}")
         failed |= bool(new or gone)
     return int(failed)
 
