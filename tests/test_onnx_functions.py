@@ -10,7 +10,10 @@ import onnx
 import pytest
 import torch
 
-from clover_compile.kernels.gdn_scan.spec import Sizes, inputs
+from clover_compile.kernels.gdn_scan.spec import Sizes as ScanSizes
+from clover_compile.kernels.gdn_scan.spec import inputs
+from clover_compile.kernels.moe.spec import Sizes
+from clover_compile.kernels.moe.spec import inputs as moe_inputs
 from clover_compile.kernels.onnx_text import build
 from clover_compile.kernels.op import Case
 from clover_compile.kernels.pick.onnx_function import _chunk
@@ -79,7 +82,7 @@ def test_weights_may_be_mapped_initializers(name: str, tmp_path: Path) -> None:
 
 def test_replay_of_no_rows_changes_no_bit_and_of_all_is_the_scan() -> None:
     spec, generator = fused_op("gdn_scan"), torch.Generator().manual_seed(3)
-    scan = list(inputs(Sizes(9), generator))
+    scan = list(inputs(ScanSizes(9), generator))
     replay = [*scan]
     replay[1] = None
     states = {}
@@ -104,6 +107,20 @@ def test_pick_takes_the_first_maximum_of_a_large_vocabulary(vocab: int) -> None:
     ids = session(run.model).run(["ids.out"], run.feeds)[0]
     assert np.array_equal(ids, run.expected["ids.out"])
     assert _chunk(4099) == 1 < _chunk(4096)
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["alone", "coreset"])
+@pytest.mark.parametrize("router", ["normal", "equal", "pairs", "far"])
+@pytest.mark.parametrize(("width", "parts"), [(127, 1), (128, 2), (192, 2), (256, 4)])
+def test_wide_experts_are_cut_into_parts(width: int, parts: int, router: str, block: bool) -> None:
+    """Threads then have the same to do; nothing else changes, whatever ties."""
+    sizes = Sizes(5, 3, width=width, router=router, block=block)
+    run = prepare(fused_op("moe"), moe_inputs(sizes, torch.Generator().manual_seed(2)))
+    assert run.feeds["gate_up"].shape == (8 * parts, 2 * width // parts, 24)
+    assert run.feeds["down"].shape == (8 * parts, 24, width // parts)
+    y, kept = session(run.model).run(None, run.feeds)
+    assert error(y, run.expected["y.out"]) <= 1e-5
+    assert np.array_equal(kept, run.expected["kept.out"])
 
 
 def test_two_requests_share_nothing() -> None:

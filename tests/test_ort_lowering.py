@@ -153,6 +153,12 @@ def test_arrange_interleaves_gate_and_up() -> None:
     assert torch.equal(y[:, 0::2], x[:, :3])
     assert torch.equal(y[:, 1::2], x[:, 3:])
     assert arrange(x, "") is x
+    # Two experts in three parts: gate row and up row of a part together, all first parts first.
+    parts = arrange(x, "interleaved/3")
+    assert torch.equal(parts, torch.stack([x[e][[p, p + 3]] for p in range(3) for e in range(2)]))
+    down = torch.arange(2 * 3 * 6).reshape(2, 3, 6)
+    columns = [down[e][:, 3 * p : 3 * p + 3] for p in range(2) for e in range(2)]
+    assert torch.equal(arrange(down, "columns/2"), torch.stack(columns))
     with pytest.raises(ValueError, match="unknown layout"):
         arrange(x, "sideways")
 

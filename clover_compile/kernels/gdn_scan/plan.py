@@ -13,9 +13,10 @@ BUDGETS = {
 
 _SHORT = (("n <= 1", 16, 0), ("n <= 16", 16, 4))
 _NARROW = (*_SHORT, ("1", 16, 4))
-_WIDE = (*_SHORT, ("n <= 32", 32, 5), ("1", 32, 5))
+_WIDE = (*_SHORT, ("n <= 32", 32, 5), ("1", 16, 4))
 """Guard, rows of a chunk, levels of halving. Chunks of 32 take matrix units that read operands from
-shared memory (sm_90, sm_100): elsewhere registers spill."""
+shared memory (sm_90, sm_100): elsewhere registers spill. So they do in a loop over such chunks, with
+some releases of Triton."""
 
 
 def plan(call: Call) -> Plan:

@@ -26,7 +26,18 @@ _UNROUTED = -1e30
 """Logit of an expert a row does not use; its exponential is 0."""
 
 INTERLEAVED = "interleaved"
-"""Layout of gate_up [E, 2I, H]: row 2i is gate row i, row 2i + 1 is up row i."""
+"""Layout of gate_up [E, 2I, H]: row 2i is gate row i, row 2i + 1 is up row i.
+
+`interleaved/P` [P * E, 2I / P, H] and `columns/P`, of down [E, H, I], [P * E, H, I / P]: every
+expert in P parts, its p-th at p * E + e.
+"""
+
+COLUMNS = "columns"
+
+PARTS, LEAST = 4, 64
+"""The engine gives each thread a run of experts, so the few that one row uses fall unevenly: of 8,
+two threads get 5 and 3. Experts are cut into as many parts as leave this much of I, at most PARTS;
+then 2 or 4 threads have the same to do."""
 
 _KERNELS = ("com.microsoft:MoE",)
 
@@ -90,8 +101,7 @@ def _route(experts: int, top_k: int, element: int) -> str:
         k = {ints(top_k)}
         chosen_logit, chosen = TopK <axis = -1> (inside, k)
         unrouted = {number(_UNROUTED)}
-        router_shape = Shape(router)
-        logits_none = Expand(unrouted, router_shape)
+        logits_none = Min(router, unrouted)
         logits_rows = ScatterElements <axis = -1> (logits_none, chosen, chosen_logit)
         logits_shape = {ints(-1, experts)}
         {made} = Reshape(logits_rows, logits_shape)
@@ -103,11 +113,23 @@ def _cast(source: str, target: str, element: int) -> str:
     return "" if element == FLOAT else f"{target} = Cast <to = {element}> ({source})"
 
 
-def _experts(top_k: int) -> str:
+def _experts(top_k: int, parts: int) -> str:
+    if parts == 1:
+        return _moe("routed", "logits", top_k)
+    # Of a row's weight every part gets an equal share: the sum is too small by `parts`, a power
+    # of two, so nothing is rounded.
     return f"""
-        routed = com.microsoft.MoE <activation_type = "swiglu", swiglu_fusion = 1, k = {top_k},
+        logits_parts = Concat <axis = 1> ({", ".join(["logits"] * parts)})
+        {_moe("routed_share", "logits_parts", top_k * parts)}
+        parts = {number(parts)}
+        routed = Mul(routed_share, parts)"""
+
+
+def _moe(out: str, logits: str, top_k: int) -> str:
+    return f"""
+        {out} = com.microsoft.MoE <activation_type = "swiglu", swiglu_fusion = 1, k = {top_k},
             activation_alpha = 1.0, activation_beta = 0.0, normalize_routing_weights = 1>
-            (x, logits, gate_up, , down)"""
+            (x, {logits}, gate_up, , down)"""
 
 
 def _shared(width: int, element: int) -> str:
@@ -124,25 +146,43 @@ def _shared(width: int, element: int) -> str:
         shared = Mul(shared_out, shared_open)"""
 
 
+def _parts(width: int) -> int:
+    """Into how many parts an expert of this width is cut, a power of two."""
+    parts = PARTS
+    while width % parts or width // parts < LEAST:
+        parts //= 2
+        if parts <= 1:
+            return 1
+    return parts
+
+
+def _layouts(parts: int) -> dict[str, str]:
+    if parts == 1:
+        return {"gate_up": INTERLEAVED}
+    return {"gate_up": f"{INTERLEAVED}/{parts}", "down": f"{COLUMNS}/{parts}"}
+
+
 def function(
     inputs: Mapping[str, Shape], constants: Mapping[str, Any], element: int = FLOAT
 ) -> OnnxFunction:
     """Moe, or CoresetMoe where the block's rows share a coreset.
 
-    element: ONNX's number of the type of rows and weights; router and shared_gate are fp32.
+    element: ONNX's number of the type of rows and weights; router and shared_gate are fp32. Only
+    where it is fp32, which is the CPU's, are experts cut into parts.
     """
     experts, width = fixed(inputs["gate_up"][0], inputs["shared_down"][1])
+    parts = _parts(fixed(inputs["down"][2])[0]) if element == FLOAT else 1
     top_k, block = constants["top_k"], constants["block"]
     inside = _coreset(experts, top_k, constants["top_p"]) if block else _whole(experts)
     body = f"""
         {inside}
         {_route(experts, top_k, element)}
-        {_experts(top_k)}
+        {_experts(top_k, parts)}
         {_shared(width, element)}
         y = Add(routed, shared)"""
     return build(
         "CoresetMoe" if block else "Moe", _PARAMETERS, ("y", "kept"), body,
-        returns=(0, 1), kernels=_KERNELS, layouts={"gate_up": INTERLEAVED},
+        returns=(0, 1), kernels=_KERNELS, layouts=_layouts(parts),
     )  # fmt: skip
 
 
@@ -152,6 +192,7 @@ def primitive(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> Onnx
     Its weights of a row add up to 1, so their logarithms serve as logits.
     """
     experts, top_k = fixed(inputs["gate_up"][0], inputs["weight"][1])
+    parts = _parts(fixed(inputs["down"][2])[0])
     body = f"""
         nothing = {number(0)}
         usable = Greater(weight, nothing)
@@ -163,9 +204,9 @@ def primitive(inputs: Mapping[str, Shape], constants: Mapping[str, Any]) -> Onnx
         logits_shape = Concat <axis = 0> (rows, experts)
         logits_none = Expand(unrouted, logits_shape)
         logits = ScatterElements <axis = -1> (logits_none, expert, chosen_logit)
-        {_experts(top_k)}"""
+        {_experts(top_k, parts)}"""
     names = ("x", "expert", "weight", "gate_up", "down")
     return build(
         "RoutedExperts", names, ("routed",), body,
-        returns=(0,), kernels=_KERNELS, layouts={"gate_up": INTERLEAVED},
+        returns=(0,), kernels=_KERNELS, layouts=_layouts(parts),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from onnxscript.optimizer import optimize_ir
 from torch import Tensor
 
 from clover_compile import __version__
-from clover_compile.kernels.moe.onnx_function import INTERLEAVED
+from clover_compile.kernels.moe.onnx_function import COLUMNS, INTERLEAVED
 from clover_compile.kernels.onnx_text import DOMAIN, OPSETS
 from clover_compile.targets.ort_cpu.flatten import weights_as_inputs
 from clover_compile.targets.ort_cpu.translation import DOMAINS, UNREAD, Translation
@@ -69,13 +69,19 @@ Placement = Mapping[str, tuple[str, int, int]]
 
 
 def arrange(tensor: Tensor, layout: str) -> Tensor:
-    """The tensor as a kernel wants it; `interleaved` [E, 2I, H]: gate and up rows by turns."""
+    """The tensor as a kernel wants it, see kernels/moe/onnx_function.py; ValueError if unknown."""
+    kind, _, count = layout.partition("/")
+    parts = int(count or 1)
     if not layout:
         return tensor
-    if layout != INTERLEAVED:
-        raise ValueError(f"unknown layout {layout}")
-    gate, up = tensor.chunk(2, 1)
-    return torch.stack([gate, up], 2).flatten(1, 2)
+    experts, rows, columns = tensor.shape
+    if kind == INTERLEAVED:
+        split = tensor.reshape(experts, 2, parts, -1, columns)
+        return split.permute(2, 0, 3, 1, 4).reshape(parts * experts, -1, columns)
+    if kind == COLUMNS:
+        split = tensor.reshape(experts, rows, parts, -1)
+        return split.permute(2, 0, 1, 3).reshape(parts * experts, rows, -1)
+    raise ValueError(f"unknown layout {layout}")
 
 
 def lower(unit: Unit) -> Lowered:
@@ -159,7 +165,8 @@ def _declare_weights(
                 layout = _layout(node, place, translation)
                 full = "|".join(filter(None, (name, layout)))
                 node.input[place] = full
-                stored[full] = StoredWeight(full, name, layout, known[name].shape)
+                shape = tuple(arrange(torch.empty(known[name].shape, device="meta"), layout).shape)
+                stored[full] = StoredWeight(full, name, layout, shape)
     kept = [value for value in graph.input if value.name in own]
     types = {value.name: value.type.tensor_type.elem_type for value in graph.input}
     del graph.input[:]
