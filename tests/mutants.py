@@ -1,10 +1,14 @@
 """`make mutants`: breaks the kernels one small piece at a time and sees whether their tests notice.
 
-    TRITON_INTERPRET=1 python -m tests.mutants [OP ...] [--jobs N] [--at TEXT]
+    TRITON_INTERPRET=1 python -m tests.mutants [OP ...] [--jobs N] [--at TEXT] [--look SECONDS]
 
 Every sign, comparison, mask, index offset and fill value of kernels/<op>/kernel.py is flipped in
 turn, and tests/interpreted/test_<op>*.py run on the result. A mutant that passes must stand in
 tests/survivors.json with the reason why it cannot matter; anything else is exit status 1.
+
+The unbroken kernels run first, and note which lines every test reaches and how long it takes: a
+mutant then meets only the tests that reach it, the quick ones before the slow. `--look` leaves out
+tests beyond so many seconds per mutant: what survives a look may still be noticed by the rest.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import copy
 import importlib
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -24,8 +29,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -55,6 +61,7 @@ class Mutant:
     name: str
     """Function, source line and what was done: what survivors.json lists."""
     line: int
+    """Of the statement around it: a test that does not reach it cannot notice."""
     source: str
 
 
@@ -96,14 +103,18 @@ def _everywhere(call: ast.AST, index: int) -> None:
     call.keywords[index].value = flipped
 
 
+def _path(op: str) -> Path:
+    return ROOT / "clover_compile" / "kernels" / op / "kernel.py"
+
+
 def mutants(op: str) -> Iterator[Mutant]:
     """Every mutant of an op's kernels."""
-    path = ROOT / "clover_compile" / "kernels" / op / "kernel.py"
-    text = path.read_text(encoding="utf-8")
-    lines, tree = text.splitlines(), ast.parse(text)
+    whole = _path(op).read_text(encoding="utf-8")
+    text, tree = whole.splitlines(), ast.parse(whole)
     seen: Counter[str] = Counter()
     for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
         nodes = [n for statement in function.body for n in ast.walk(statement)]
+        around = {n: part for statement in function.body for n, part in _statements(statement)}
         for index, node in enumerate(nodes):
             for what, change in _edits(node):
                 broken = copy.deepcopy(tree)
@@ -111,57 +122,94 @@ def mutants(op: str) -> Iterator[Mutant]:
                 assert isinstance(twin, ast.FunctionDef)
                 change([n for statement in twin.body for n in ast.walk(statement)][index])
                 line = getattr(node, "lineno", function.lineno)
-                name = f"{function.name}: {lines[line - 1].strip()} [{what}]"
+                name = f"{function.name}: {text[line - 1].strip()} [{what}]"
                 seen[name] += 1
                 if seen[name] > 1:
                     name += f" {seen[name]}"
                 source = ast.unparse(ast.fix_missing_locations(broken))
-                yield Mutant(op, name, line, source)
+                yield Mutant(op, name, around[node], source)
 
 
-class _Witness:
-    """A pytest plugin that writes down which test failed."""
+def _statements(node: ast.AST, line: int = 0) -> Iterator[tuple[ast.AST, int]]:
+    """Every node from here down, and the line of the innermost statement that it is part of."""
+    line = node.lineno if isinstance(node, ast.stmt) else line
+    yield node, line
+    for child in ast.iter_child_nodes(node):
+        yield from _statements(child, line)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+
+class _Marked(ast.NodeTransformer):
+    """Calls `mark` with the line of every statement of a kernel before the statement."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for name in ("body", "orelse"):
+            block = getattr(node, name, None)
+            if isinstance(block, list) and not isinstance(node, ast.Module):
+                setattr(node, name, [part for s in block for part in (self._mark(s), s)])
+        return node
+
+    @staticmethod
+    def _mark(statement: ast.stmt) -> ast.stmt:
+        called = ast.Call(ast.Name("mark", ast.Load()), [ast.Constant(statement.lineno)], [])
+        return ast.copy_location(ast.Expr(called), statement)
+
+
+@dataclass
+class _Reach:
+    """A pytest plugin: the statements that every test reaches, and its processor time."""
+
+    mark: set[int] = field(default_factory=set)
+    lines: dict[str, list[int]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        self.mark.clear()
+        began = time.process_time()
+        try:
+            return (yield)
+        finally:
+            self.seconds[item.nodeid] = time.process_time() - began
+            self.lines[item.nodeid] = sorted(self.mark)
+
+
+@dataclass
+class _Chosen:
+    """A pytest plugin: runs these tests in this order, and writes down which one failed."""
+
+    tests: list[str]
+    witness: Path
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        place = {name: i for i, name in enumerate(self.tests)}
+        items[:] = sorted((i for i in items if i.nodeid in place), key=lambda i: place[i.nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._path.write_text(report.nodeid, encoding="utf-8")
+            self.witness.write_text(report.nodeid, encoding="utf-8")
 
 
-def _test(mutant: Mutant, first: list[str], witness: Path) -> int:
-    """Runs in a child of its own: exit status of pytest on the mutated kernels.
-
-    first: tests that noticed other mutants, which are tried before the rest.
-    """
-    module = f"clover_compile.kernels.{mutant.op}.kernel"
+def _test(op: str, source: str, plugin: object, mark: Callable[[int], None] | None = None) -> int:
+    """Runs in a child of its own: exit status of pytest where the op has these kernels."""
+    module = f"clover_compile.kernels.{op}.kernel"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.py"
-        path.write_text(mutant.source, encoding="utf-8")
+        path.write_text(source, encoding="utf-8")
         spec = importlib.util.spec_from_file_location(module, path)
         assert spec is not None and spec.loader is not None
         made = importlib.util.module_from_spec(spec)
+        vars(made)["mark"] = mark
         sys.modules[module] = made
         spec.loader.exec_module(made)
-        files = (ROOT / "tests/interpreted").glob(f"test_{mutant.op}*.py")
-        tests = [*first, *sorted(str(file.relative_to(ROOT)) for file in files)]
-        flags = [
-            "-o",
-            "timeout=0",
-            "-x",
-            "-q",
-            "--no-header",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-        ]
-        paths = [str(ROOT / test) for test in tests]
-        return int(pytest.main([*flags, "-m", "not slow", *paths], plugins=[_Witness(witness)]))
+        files = sorted((ROOT / "tests/interpreted").glob(f"test_{op}*.py"))
+        flags = ["-o", "timeout=0", "-x", "-q", "--no-header", "-p", "no:cacheprovider",
+                 "-p", "pytest_timeout", "-m", "not slow"]  # fmt: skip
+        return int(pytest.main([*flags, *map(str, files)], plugins=[plugin]))
 
 
-def _start(mutant: Mutant, first: list[str], witness: Path) -> int:
+def _fork(work: Callable[[], int]) -> int:
+    """A child that does it, without a word."""
     child = os.fork()
     if child == 0:
         status = 70
@@ -169,24 +217,63 @@ def _start(mutant: Mutant, first: list[str], witness: Path) -> int:
             quiet = os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 1)
             os.dup2(quiet, 2)
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            status = _test(mutant, first, witness)
+            status = work()
         os._exit(status)
     return child
 
 
-def run(made: list[Mutant], jobs: int) -> list[Mutant]:
-    """The mutants whose tests passed."""
+def reach(op: str) -> dict[str, tuple[set[int], float]]:
+    """Test -> the statements of the op's unbroken kernels that it reaches, and its seconds."""
+    tree = ast.parse(_path(op).read_text(encoding="utf-8"))
+    marked = ast.unparse(ast.fix_missing_locations(_Marked().visit(tree)))
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "reach.json"
+
+        def work() -> int:
+            found = _Reach()
+            status = _test(op, marked, found, found.mark.add)
+            answer.write_text(json.dumps([found.lines, found.seconds]), encoding="utf-8")
+            return status
+
+        _, status = os.waitpid(_fork(work), 0)
+        if status != 0:
+            raise SystemExit(f"{op}: its tests fail on the unbroken kernels")
+        lines, seconds = json.loads(answer.read_text(encoding="utf-8"))
+    return {name: (set(lines[name]), seconds[name]) for name in lines}
+
+
+def _start(mutant: Mutant, tests: list[str], witness: Path) -> int:
+    def work() -> int:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        return _test(mutant.op, mutant.source, _Chosen(tests, witness))
+
+    return _fork(work)
+
+
+def run(made: list[Mutant], jobs: int, look: float) -> list[Mutant]:
+    """The mutants of an op whose tests passed; `look`: seconds of tests that each may meet."""
     waiting, running, alive = list(reversed(made)), dict[int, tuple[Mutant, Path]](), []
     done, began = 0, time.monotonic()
     noticed = Counter[str]()
+    reached = reach(made[0].op)
+    quick = sorted(reached, key=lambda test: reached[test][1])
     folder = Path(tempfile.mkdtemp())
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.pop()
             witness = folder / str(len(waiting))
             first = [name for name, _ in noticed.most_common(FIRST)]
-            running[_start(mutant, first, witness)] = mutant, witness
+            tests = [t for t in dict.fromkeys([*first, *quick]) if mutant.line in reached[t][0]]
+            ends = accumulate(reached[t][1] for t in tests)
+            tests = [t for t, end in zip(tests, ends, strict=True) if end <= look]
+            if not tests:
+                done += 1
+                alive.append(mutant)
+                print(f"unreached {mutant.op}:{mutant.line} {mutant.name}", flush=True)
+                continue
+            running[_start(mutant, tests, witness)] = mutant, witness
+        if not running:
+            break
         child, status = os.wait()
         mutant, witness = running.pop(child)
         if witness.exists():
@@ -194,7 +281,10 @@ def run(made: list[Mutant], jobs: int) -> list[Mutant]:
         done += 1
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
             print(f"timed out {mutant.op}:{mutant.line} {mutant.name}", flush=True)
-        if status == 0:
+        code = os.waitstatus_to_exitcode(status)
+        if code > int(pytest.ExitCode.TESTS_FAILED):
+            raise SystemExit(f"{mutant.op}: the tests did not run on {mutant.name} (status {code})")
+        if code == 0:
             alive.append(mutant)
             print(f"survived  {mutant.op}:{mutant.line} {mutant.name}", flush=True)
         if done % 25 == 0:
@@ -209,13 +299,17 @@ def main() -> int:
     parser.add_argument("ops", nargs="*", metavar="OP", help="ops to break (all)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once (2)")
     parser.add_argument("--at", default="", help="only mutants whose name holds this")
+    parser.add_argument("--look", type=float, default=math.inf, help="seconds of tests (all)")
     options = parser.parse_args()
-    importlib.import_module("tests.interpreted.harness")
+    # What every child needs, once: pytest would rewrite hypothesis again in each (3 s).
+    for name in ("tests.interpreted.harness", "hypothesis"):
+        importlib.import_module(name)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     known: dict[str, dict[str, str]] = json.loads(SURVIVORS.read_text(encoding="utf-8"))
     failed = False
     for op in options.ops or [op for op in KERNELS if "fp8" not in op]:
         made = [m for m in mutants(op) if options.at in m.name]
-        alive = {m.name for m in run(made, options.jobs)}
+        alive = {m.name for m in run(made, options.jobs, options.look)} if made else set()
         reasons = known.get(op, {})
         new = sorted(alive - reasons.keys())
         gone = sorted(reasons.keys() & {m.name for m in made} - alive)
@@ -223,6 +317,8 @@ def main() -> int:
               f"{len(alive) - len(new)} cannot matter, {len(new)} unexplained")  # fmt: skip
         for name in gone:
             print(f"listed, but noticed now: {name}")
+        for name in new:
+            print(f"unexplained: {name}")
         failed |= bool(new or gone)
     return int(failed)
 
