@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from clover_compile import __version__, flags
-from clover_compile.parameters import PLACE, TEXT, Choice, Once
+from clover_compile.parameters import PLACE, TEXT, THREADS, Choice, Once
 from clover_compile.runtime import streams
 from clover_compile.runtime.errors import CloverError
 from clover_compile.runtime.nearest import did_you_mean
@@ -325,7 +325,12 @@ def finish(path: Path, output: Path, allow_native: bool, as_json: bool) -> int:
     show_default=True,
     help="How often everything is measured, by turns.",
 )
-@click.option("--threads", cls=Once, type=click.IntRange(1), help="[default: all cores]")
+@click.option(
+    "--threads",
+    cls=Once,
+    type=THREADS,
+    help="At most the processors here.  [default: all cores]",
+)
 @click.option(
     "-o",
     "output",

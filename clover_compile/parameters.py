@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,17 @@ class Choice(_Choice):
         )  # fmt: skip
 
 
+class Threads(_Type):
+    """How many threads; more than there are processors only wait for each other."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """The number; raises BadParameter beyond the processors of this machine."""
+        most = os.cpu_count() or 1
+        return click.IntRange(1, most).convert(value, param, ctx)
+
+
 class Text(_Type):
     """A name or path; an empty one, as of a variable that is not set, would be the folder here."""
 
@@ -68,4 +80,4 @@ class Place(Text):
         return Path(super().convert(value, param, ctx))
 
 
-TEXT, PLACE = Text(), Place()
+TEXT, PLACE, THREADS = Text(), Place(), Threads()

@@ -224,6 +224,8 @@ OTHERS = [
     (("profile", "x", "-o", ""), "it is empty"),
     (("profile", "x", "--answers", "-1"), "not in the range"),
     (("profile", "x", "--rounds", "9" * 30 + "x"), "not a valid integer"),
+    (("profile", "x", "--threads", "20000"), "20000 is not in the range 1<=x<="),
+    (("profile", "x", "--threads", "0"), "0 is not in the range 1<=x<="),
     (("finish", "x", "-o", ""), "it is empty"),
     (("finish", "x"), "Missing option '-o'"),
     (("finish", "b", "-o", "model"), "model: it exists; give another -o"),
