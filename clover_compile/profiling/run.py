@@ -24,7 +24,7 @@ from clover_compile.profiling import (
     workload,
 )
 from clover_compile.profiling.calls import PREFIX, Scene
-from clover_compile.profiling.html.write import require_folder, write
+from clover_compile.profiling.html.write import report_folder, write
 from clover_compile.profiling.messages import Messages
 from clover_compile.profiling.options import ProfileOptions
 from clover_compile.profiling.rival import Rival
@@ -55,17 +55,16 @@ def profile(options: ProfileOptions, say: Say) -> dict[str, Any]:
     reason = _cannot_run(options, checked)
     if reason and not modelled.can_model(checked):
         raise CannotModel(path=spell(str(checked.path)), reason=reason)
-    if options.output is not None:
-        require_folder(options.output)
-    if reason and options.messages is not None:
-        say("no message is answered: the bundle cannot run here, so its passes are modelled")
-    found, table = _modelled(checked, reason) if reason else _measured(options, say)
-    found["costs"] = table.to_json()
-    block: Any = read_json(checked.path / "generation.json")["block_size"]
-    found["break even"] = cost_table.break_even(table, block)
-    write_costs_of(options.bundle, table, found)
-    if options.output is not None:
-        write(options.output, found)
+    with report_folder(options.output) if options.output else contextlib.nullcontext():
+        if reason and options.messages is not None:
+            say("no message is answered: the bundle cannot run here, so its passes are modelled")
+        found, table = _modelled(checked, reason) if reason else _measured(options, say)
+        found["costs"] = table.to_json()
+        block: Any = read_json(checked.path / "generation.json")["block_size"]
+        found["break even"] = cost_table.break_even(table, block)
+        write_costs_of(options.bundle, table, found)
+        if options.output is not None:
+            write(options.output, found)
     return found
 
 
@@ -177,9 +176,7 @@ def _rivals(
     found: dict[str, units.Make] = {}
     with contextlib.ExitStack() as stack:
         unfused = None
-        if checkpoint is not None:
-            unfused = Unfused(checkpoint, subject.manifest["units"], subject.threads, say)
-            stack.callback(unfused.close)
+        # First what may be refused: tracing takes minutes.
         if options.against == "eager":
             checkpoint = checkpoint or bundled_checkpoint(options.bundle, subject.manifest)
             rival = Rival(load_model(checkpoint.config, checkpoint.tensor), checkpoint.generation)
@@ -187,6 +184,9 @@ def _rivals(
         elif options.against is not None:
             other = open_rival(Path(options.against), subject, options.allow_native)
             found["against"] = units.engine_runs(other.engine, other.manifest["units"])
+        if checkpoint is not None:
+            unfused = Unfused(checkpoint, subject.manifest["units"], subject.threads, say)
+            stack.callback(unfused.close)
         yield units.Rivals(found, unfused)
 
 

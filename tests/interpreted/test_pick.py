@@ -107,6 +107,10 @@ def test_any_id_may_end_the_thinking(think: int) -> None:
     check_pick(sized(Sizes(scalars=RAMPS, running=True, think=think, draft=(5,))))
 
 
+def test_the_first_draft_alone_ends_the_thinking() -> None:
+    check_pick(sized(Sizes(9, scalars=RAMPS, running=True, draft=(7, *[-1] * 8), think=7)))
+
+
 def test_a_tile_in_which_nothing_is_allowed() -> None:
     args = sized(Sizes(1, 4100, allow=True))
     args[8][..., 100:] = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,34 @@ from clover_compile.errors import CannotWrite
 from clover_compile.profiling.html.report import render
 from clover_compile.tensor_names import spell
 
+FILES = ("report.html", "report.json", "receipt.json")
 
-def require_folder(folder: Path) -> None:
-    """Makes the folder, before minutes are spent on what goes into it; raises CannotWrite."""
+
+@contextlib.contextmanager
+def report_folder(folder: Path) -> Iterator[None]:
+    """Makes the folder before minutes are spent on what goes into it, and takes it away again if
+    nothing comes of them; raises CannotWrite."""
     if (around := bundle_around(folder)) is not None:
         reason = f"{spell(str(around))} is a bundle, which takes nothing more"
         raise CannotWrite(path=spell(str(folder)), reason=reason)
     try:
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".clover-compile"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise CannotWrite(path=spell(str(folder)), reason=error.strerror) from None
+    for name in FILES:
+        if (folder / name).exists() and not (folder / name).is_file():
+            raise CannotWrite(path=spell(str(folder / name)), reason="it is no regular file")
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            with contextlib.suppress(OSError):  # something else came into it
+                path.rmdir()
+        raise
 
 
 def write(folder: Path, found: Mapping[str, Any]) -> None:
@@ -33,6 +49,6 @@ def write(folder: Path, found: Mapping[str, Any]) -> None:
     receipt = found["receipt"]
     brief = {name: x for name, x in receipt.items() if name != "samples"}
     page = render({**shown, "receipt": brief})
-    (folder / "report.html").write_text(page, encoding="utf-8")
-    (folder / "report.json").write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
-    (folder / "receipt.json").write_text(json.dumps(receipt, indent=1) + "\n", encoding="utf-8")
+    texts = (page, json.dumps(shown, indent=1) + "\n", json.dumps(receipt, indent=1) + "\n")
+    for name, text in zip(FILES, texts, strict=True):
+        (folder / name).write_text(text, encoding="utf-8")
