@@ -1,4 +1,4 @@
-"""What a profile was made of: machine, versions, prompts, and the raw samples of calls and answers."""
+"""What a profile was made of: machine, versions, prompts, and raw samples of calls and answers."""
 
 from __future__ import annotations
 
