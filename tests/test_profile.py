@@ -242,6 +242,7 @@ def test_messages_are_checked(tmp_path: Path) -> None:
         ("", "holds no message"), ("nothing", "line 1"), ('{"answer": "x"}', "with a prompt"),
         ('{"prompt": 3}', "not a text or a conversation"),
         ('{"prompt": "x", "answer": 3}', "not a text"),
+        ('{"prompt": "x", "anser": "y"}', "line 1: \"anser\" is unknown .did you mean 'answer'"),
     ):  # fmt: skip
         file.write_text(content)
         with pytest.raises(BadMessages, match=words):

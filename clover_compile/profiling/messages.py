@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clover_compile.checkpoint import Checkpoint
 from clover_compile.errors import BadMessages
+from clover_compile.runtime.nearest import did_you_mean
 from clover_compile.runtime.strict_json import JsonFault, parse_value, quote, read_file
 from clover_compile.tensor_names import spell
 
 MESSAGES = "messages.jsonl"
 MAX_BYTES = 64 << 20
+KEYS = ("prompt", "answer")
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def bundled(checkpoint: Checkpoint | None, count: int) -> Messages | None:
 def _message(value: object) -> Message:
     if not isinstance(value, dict) or "prompt" not in value:
         raise ValueError(f"{quote(value, 60)} is not an object with a prompt")
+    if unknown := next((key for key in value if key not in KEYS), None):
+        raise ValueError(f"{quote(unknown, 60)} is unknown{did_you_mean(unknown, KEYS)}")
     prompt, answer = value["prompt"], value.get("answer")
     if answer is not None and not isinstance(answer, str):
         raise ValueError(f"answer is {quote(answer, 60)}, not a text")
@@ -77,4 +80,4 @@ def _message(value: object) -> Message:
         return Message(prompt, answer)
     if isinstance(prompt, list) and prompt and all(isinstance(x, dict) for x in prompt):
         return Message(tuple(prompt), answer)
-    raise ValueError(f"prompt is {quote(json.dumps(prompt), 60)}, not a text or a conversation")
+    raise ValueError(f"prompt is {quote(prompt, 60)}, not a text or a conversation")
