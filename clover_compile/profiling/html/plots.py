@@ -11,7 +11,7 @@ from clover_compile.profiling.html.svg import CHARACTER, Drawing
 WIDTH = 400
 """Of every plot, in the units of its labels: about what a phone shows unscaled."""
 
-ROW, TOP, BOTTOM = 24.0, 8.0, 26.0
+ROW, TOP, BOTTOM = 24.0, 8.0, 40.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def bars(title: str, rows: Sequence[Bar], unit: str, mark: float | None = None) 
     for x in ticks(top, 4):
         drawing.line(left + x * scale, TOP, left + x * scale, TOP + ROW * len(rows), "grid")
         drawing.text(left + x * scale, TOP + ROW * len(rows) + 16, f"{x:g}", "tick", "middle")
-    drawing.text(WIDTH, TOP + ROW * len(rows) + 16, unit, "tick", "end")
+    drawing.text(WIDTH, TOP + ROW * len(rows) + 33, unit, "tick", "end")
     for i, row in enumerate(rows):
         y = TOP + i * ROW
         middle = y + ROW / 2
@@ -44,6 +44,9 @@ def bars(title: str, rows: Sequence[Bar], unit: str, mark: float | None = None) 
         drawing.rect(left, y + 4, row.value * scale, ROW - 9, "bar", tip)
         high = min(row.high, top)
         drawing.line(left + row.low * scale, middle, left + high * scale, middle, "spread")
+        if row.high > top:
+            more = "\N{BLACK RIGHT-POINTING SMALL TRIANGLE}"
+            drawing.text(left + top * scale, middle + 4, more, "tick", "start")
         if row.floor:
             x = left + row.floor * scale
             drawing.line(x, y + 2, x, y + ROW - 3, "floor")
@@ -70,6 +73,9 @@ def histogram(title: str, counts: Sequence[tuple[int, int]], what: str) -> str:
         drawing.text(30 + (number - 0.5) * step, height + 15, str(number), "tick", "middle")
     drawing.text(WIDTH / 2, height + 36, what, "tick", "middle")
     return drawing.render()
+
+
+CAUSAL = "causal"
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,8 @@ def scatter(title: str, points: Sequence[Point], across: str, up: str) -> str:
     for y in (low, (low + 1) / 2, 1.0):
         drawing.line(left, place(0, y)[1], WIDTH - 10, place(0, y)[1], "grid")
         drawing.text(left - 6, place(0, y)[1] + 4, f"{y:.0%}", "tick", "end")
-    for point in points:
+    # What all are compared with lies on top.
+    for point in sorted(points, key=lambda x: x.kind == CAUSAL):
         tip = f"{point.name}: {point.x:.0f} {across}, {point.y:.0%} {up}"
         drawing.dot(*place(point.x, point.y), 6, f"point {point.kind}", tip)
     drawing.text(WIDTH - 10, height + 36, across, "tick", "end")

@@ -11,11 +11,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from clover_compile.profiling.html import plots
-from clover_compile.profiling.html.plots import Bar, Cell, Point
+from clover_compile.profiling.html.plots import CAUSAL, Bar, Cell, Point
 from clover_compile.profiling.html.svg import printable
 from clover_compile.profiling.text import WORDS, span
 
-KINDS = {"causal": "causal", "denoise": "denoise", "self-speculate": "draft", "auto": "auto"}
+KINDS = {"causal": CAUSAL, "denoise": "denoise", "self-speculate": "draft", "auto": "auto"}
 """First word of a way -> class of its points."""
 
 
