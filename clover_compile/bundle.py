@@ -98,7 +98,7 @@ def check_output(output: Path, force: bool) -> None:
     except OSError as error:
         raise _cannot(output, error.strerror) from None
     if not there:
-        _check_parent(output)
+        _takes_files(output.absolute().parent, output)
         return
     if not force:
         raise OutputExists(path=output)
@@ -108,17 +108,8 @@ def check_output(output: Path, force: bool) -> None:
 
 def check_folder(folder: Path | None, option: str) -> None:
     """Raises CannotWrite if a folder that an option names cannot take files; nothing is made."""
-    if folder is None:
-        return
-    where, inside = Path(f"{option} {folder}"), folder.absolute()
-    if (around := bundle_around(folder)) is not None:
-        raise _cannot(where, f"{spell(str(around))} is a bundle, which takes nothing more")
-    while not inside.exists() and inside != inside.parent:
-        inside = inside.parent
-    if not inside.is_dir():
-        raise _cannot(where, f"{spell(str(inside))} is not a folder")
-    if not os.access(inside, os.W_OK | os.X_OK):
-        raise _cannot(where, f"{spell(str(inside))} is read-only")
+    if folder is not None:
+        _takes_files(folder, Path(f"{option} {folder}"))
 
 
 def bundle_around(folder: Path) -> Path | None:
@@ -128,17 +119,17 @@ def bundle_around(folder: Path) -> Path | None:
     return next(found, None)
 
 
-def _check_parent(output: Path) -> None:
-    """Refuses early what would fail only after minutes."""
-    if (around := bundle_around(output.absolute().parent)) is not None:
-        raise _cannot(output, f"{spell(str(around))} is a bundle, which takes nothing more")
-    folder = output.absolute().parent
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    if not folder.is_dir():
-        raise _cannot(output, f"{spell(str(folder))} is not a folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise _cannot(output, f"{spell(str(folder))} is read-only")
+def _takes_files(folder: Path, where: Path) -> None:
+    """Refuses early what would fail only after minutes; `where`: what the message names."""
+    if (around := bundle_around(folder)) is not None:
+        raise _cannot(where, f"{spell(str(around))} is a bundle, which takes nothing more")
+    inside = folder.absolute()
+    while not inside.exists() and inside != inside.parent:
+        inside = inside.parent
+    if not inside.is_dir():
+        raise _cannot(where, f"{spell(str(inside))} is not a folder")
+    if not os.access(inside, os.W_OK | os.X_OK):
+        raise _cannot(where, f"{spell(str(inside))} is read-only")
 
 
 def _cannot(output: Path, reason: str | None) -> CannotWrite:

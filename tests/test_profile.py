@@ -348,7 +348,7 @@ def test_a_slower_op_shows_and_changes_what_auto_chooses(
             assert now < was / 3
         else:
             assert ms[op] < 0.5 * ms["moe"]
-            assert was / 8 < now < 2.5 * was, op
+            assert was / 8 < now < 8 * was, op
     prompt = messages.read(models.find() / "messages.jsonl", 2).asked[1].prompt
     fast = session.generate(str(prompt), decode="auto")
     slow = slowed.generate(str(prompt), decode="auto")

@@ -65,11 +65,14 @@ def test_inspect_lists_every_plugin_node_with_its_kernels(bundle: Path) -> None:
     manifest = read_bundle(bundle).manifest
     done = clover_compile("inspect", "--json", bundle)
     assert done.exit_code == 0
+    shown = json.loads(done.stdout)["manifest"]["units"]
+    told = clover_compile("inspect", bundle).stdout.split("plugin nodes")[1]
     for unit, row in manifest["units"].items():
+        assert shown[unit]["nodes"] == row["nodes"]
         assert len(row["nodes"]) == sum(op["count"] for op in manifest["ops"][unit].values())
-        for name, node in row["nodes"].items():
-            assert node["kernels"]
-            assert json.dumps(name) in done.stdout
+        for node in row["nodes"].values():
+            functions = {key.rsplit("-", 2)[0] for key in node["kernels"]}
+            assert functions and all(name in told for name in (unit, node["op"], *functions))
 
 
 def test_its_profile_is_modelled_and_says_so(bundle: Path, tmp_path: Path) -> None:

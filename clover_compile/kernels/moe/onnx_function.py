@@ -25,19 +25,17 @@ FLOAT = 1
 _UNROUTED = -1e30
 """Logit of an expert a row does not use; its exponential is 0."""
 
-INTERLEAVED = "interleaved"
+INTERLEAVED, COLUMNS = "interleaved", "columns"
 """Layout of gate_up [E, 2I, H]: row 2i is gate row i, row 2i + 1 is up row i.
 
 `interleaved/P` [P * E, 2I / P, H] and `columns/P`, of down [E, H, I], [P * E, H, I / P]: every
 expert in P parts, its p-th at p * E + e.
 """
 
-COLUMNS = "columns"
-
 PARTS, LEAST = 4, 64
 """The engine gives each thread a run of experts, so the few that one row uses fall unevenly: of 8,
 two threads get 5 and 3. Experts are cut into as many parts as leave this much of I, at most PARTS;
-then 2 or 4 threads have the same to do."""
+then as many threads as there are parts, or half as many, have the same to do."""
 
 _KERNELS = ("com.microsoft:MoE",)
 
