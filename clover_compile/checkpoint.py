@@ -18,9 +18,9 @@ from clover_compile.checkpoint_text import (
     read_tokens,
     tokenizer_faults,
 )
-from clover_compile.errors import CheckpointChanged, Faults, NoModel
+from clover_compile.errors import CheckpointChanged, Faults
 from clover_compile.model.config import GenerationConfig, ModelConfig
-from clover_compile.models import bundled
+from clover_compile.models import no_model
 from clover_compile.runtime.strict_json import JsonFault, quote, read_json
 from clover_compile.safetensors_header import StoredTensor, map_private, read_header
 from clover_compile.tensor_names import spell
@@ -74,7 +74,7 @@ class Checkpoint:
         """Validate `folder`; raises NoModel, NotClover, or Faults listing every fault found."""
         folder = Path(folder)
         if not folder.is_dir():
-            raise NoModel(model=spell(str(folder)), meant="", known=", ".join(bundled()))
+            raise no_model(folder)
         faults: list[str] = []
         raw, config, unknown = _read_config(folder, faults)
         generation, more = _read_generation(folder, raw, config, faults)

@@ -79,7 +79,7 @@ class NoModel(InputError):
     """
 
     template = (
-        "{model}: no such folder{meant}; give a folder holding config.json and model.safetensors, "
+        "{model}: {found}{meant}; give a folder holding config.json and model.safetensors, "
         "or a bundled model: {known}"
     )
 

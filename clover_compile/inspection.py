@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clover_compile.runtime.manifest import read_bundle
+from clover_compile.runtime.terminal import one_line
 
 UNUSUAL = 8
 """Experts of unusual range that are named."""
@@ -56,6 +57,10 @@ def render(found: dict[str, Any]) -> str:
     accepts = ", ".join(f"{name} {span}" for name, span in m["accepts"].items())
     costs, fault = found["costs"], found["costs_fault"]
     told = f"{costs['kind']}, for --decode auto" if costs else "none; `clover-compile profile` adds"
+    if costs and costs["origin"]:
+        origin = costs["origin"]
+        told += f"; {one_line(origin['processor'])}, {origin['threads']} threads"
+        told += f"\nWARNING    {one_line(origin['doubt'])}" if origin["doubt"] else ""
     told = f"not usable ({fault}); `clover-compile profile` renews them" if fault else told
     lines += [f"built with {built}", f"accepts    {accepts}", f"costs      {told}"]
     if m["unknown_keys"]:

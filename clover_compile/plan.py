@@ -85,7 +85,7 @@ def render(found: dict[str, Any]) -> str:
         f"memory     {size(needs['memory_bytes'])}  (free here: {size(free['memory_bytes'])})",
         f"disk       {size(needs['disk_bytes'])}  (free here: {size(free['disk_bytes'])})",
         _device(needs["device_bytes"], free["device_bytes"]),
-        f"time       {low:.1f} to {high:.1f} minutes",
+        f"time       {low:.1f} to {high:.1f} minutes, if nothing else runs",
         "fits       " + ("yes" if found["fits"] else "no: " + "; ".join(found["short"])),
     ]
     if found["fits"] and not found["proof"]:
@@ -139,11 +139,12 @@ def _container() -> int | None:
 
 
 def free_disk(output: Path) -> int | None:
-    """Bytes free where the output will lie, which need not exist yet."""
+    """Bytes free where the output will lie, which need not exist yet; None where nobody tells."""
     folder = output.absolute().parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        return shutil.disk_usage(folder).free
+        usage = shutil.disk_usage(folder)
     except OSError:
         return None
+    return usage.free if usage.total else None

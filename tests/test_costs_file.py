@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from clover_compile.profiling.html.report import render
 from clover_compile.profiling.text import render as render_text
 from clover_compile.runtime import bundle as opening
 from clover_compile.runtime import sealing
+from clover_compile.runtime.cores import processor
 from clover_compile.runtime.costs import CostTable
 from clover_compile.runtime.errors import BadBundle
 from clover_compile.runtime.main import main
 from clover_compile.runtime.manifest import read_bundle
 from clover_compile.runtime.sealing import write_costs
+from clover_compile.runtime.session import Session
+from tests.built import demonstration
 from tests.bundles import costs, edit, identity, make_bundle, sign
 from tests.command import clover_compile
 from tests.oracle_engine import oracle_session
@@ -140,6 +144,68 @@ def test_inspect_says_what_is_wrong_with_them(tmp_path: Path) -> None:
     assert done.exit_code == 0 and '"costs_fault": "costs.json is not valid JSON' in done.stdout
 
 
+ORIGIN = {"processor": "some processor", "threads": 2, "doubt": None}
+
+
+def test_where_costs_were_measured_is_told(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(demonstration(), tmp_path / "x.clover"))
+    origin = ORIGIN | {"doubt": "the machine was\nbusy"}
+    write_costs(folder, costs(bundle=identity(folder), origin=origin))
+    done = clover_compile("inspect", folder)
+    assert done.exit_code == 0
+    assert "measured, for --decode auto; some processor, 2 threads\n" in done.stdout
+    assert "WARNING    the machine was\\nbusy\n" in done.stdout
+    write_costs(folder, costs(bundle=identity(folder), origin=ORIGIN))
+    assert "WARNING" not in clover_compile("inspect", folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        (ORIGIN, None),
+        (None, None),
+        (ORIGIN | {"processor": "an\x1bother"}, 'measured on "an\\u001bother", not'),
+        (ORIGIN | {"threads": 1}, "measured with 1 of the 2 threads in use"),
+        (ORIGIN | {"doubt": "the load was 9"}, "when the costs were measured, the load was 9"),
+    ],
+    ids=["same", "unknown", "another machine", "other threads", "doubted"],
+)
+def test_auto_goes_by_them_and_one_line_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    origin: dict[str, Any] | None, words: str | None,
+) -> None:  # fmt: skip
+    session = oracle_session(context=120)[0]
+    session.costs = CostTable.from_json(costs(origin=origin))
+    monkeypatch.setattr(session.engine, "threads", 2, raising=False)
+    monkeypatch.setattr("clover_compile.runtime.session.processor", lambda: "some processor")
+    monkeypatch.setattr(Session, "load", lambda *a, **k: session)
+    arguments = ["x.clover", "--prompt-ids", "1,2", "--max-new-tokens", "4", "--json"]
+    for way in ("auto", "causal"):
+        assert main([*arguments, "--decode", way]) == 0
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == (way == "auto" and words is not None)
+        assert all(words in x and "profile BUNDLE` here" in x and x.isprintable() for x in lines)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        3, {}, ORIGIN | {"more": 1}, ORIGIN | {"threads": 0}, ORIGIN | {"threads": True},
+        ORIGIN | {"processor": None}, ORIGIN | {"doubt": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_origin_that_is_none(origin: Any) -> None:
+    with pytest.raises(ValueError, match="origin"):
+        CostTable.from_json(costs(origin=origin))
+
+
+def test_the_processor_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 2: GHz\n")
+    assert processor(tmp_path) == "Some CPU @ 2: GHz"
+    assert processor(tmp_path / "nowhere") and processor()
+
+
 def _lost(folder: Path) -> None:
     (folder / "verdict.json").unlink()
 
@@ -203,11 +269,13 @@ def test_doubtful_costs_are_not_written_without_a_word(tmp_path: Path) -> None:
     folder = make_bundle(tmp_path / "x.clover")
     table = CostTable.from_json(costs(bundle=identity(folder)))
     for doubt, said in ((None, None), ("busy", f"busy. {doubts.EFFECT}")):
-        found: dict[str, Any] = {"bundle": identity(folder), "warning": doubt, "notes": []}
+        found: dict[str, Any] = {
+            "bundle": identity(folder), "warning": doubt, "notes": [], "prefix": 1,
+        }  # fmt: skip
         run.write_costs_of(folder, table, found)
         assert read_bundle(folder).costs == table
         assert found["warning"] == said
-        page = {**found, "kind": "modelled", "model": "m", "target": "t", "prefix": 1,
+        page = {**found, "kind": "modelled", "model": "m", "target": "t",
                 "passes": [], "costs": table.to_json(), "receipt": None,
                 "break even": cost_table.break_even(table, 4)}  # fmt: skip
         assert ("Warning:" in render(page)) == ("WARNING" in render_text(page)) == bool(doubt)

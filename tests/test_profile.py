@@ -339,16 +339,14 @@ def test_a_slower_op_shows_and_changes_what_auto_chooses(
     ms = {op: row["ms"]["median"] for op, row in after.items()}
     assert ms["moe"] > 4 * before["moe"]["ms"]["median"]
     assert max(ms, key=lambda op: ms[op]) == "moe"
-    faster = {
-        op: [row[op]["speedup"]["median"] for row in (before, after)]
+    # How far the speedup of each fell; what a busy machine does to the others is far less.
+    fell = {
+        op: before[op]["speedup"]["median"] / after[op]["speedup"]["median"]
         for op in ("moe", "projection", "gdn_preview", "block_attention")
     }
-    for op, (was, now) in faster.items():
-        if op == "moe":
-            assert now < was / 3
-        else:
-            assert ms[op] < 0.5 * ms["moe"]
-            assert was / 8 < now < 8 * was, op
+    drop = fell.pop("moe")
+    assert drop > 4 and max(fell.values()) < drop / 3, (drop, fell)
+    assert all(ms[op] < 0.5 * ms["moe"] for op in fell)
     prompt = messages.read(models.find() / "messages.jsonl", 2).asked[1].prompt
     fast = session.generate(str(prompt), decode="auto")
     slow = slowed.generate(str(prompt), decode="auto")

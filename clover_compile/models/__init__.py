@@ -30,5 +30,10 @@ def find(name_or_path: str | Path | None = None) -> Path:
     known = bundled()
     if str(name_or_path) in known:
         return known[str(name_or_path)]
-    meant = did_you_mean(str(name_or_path), known)
-    raise NoModel(model=spell(str(name_or_path)), meant=meant, known=", ".join(known))
+    raise no_model(path, did_you_mean(str(name_or_path), known))
+
+
+def no_model(path: Path, meant: str = "") -> NoModel:
+    """The error for what is neither a folder nor a bundled name."""
+    found = "is a file" if path.exists() else "no such folder"
+    return NoModel(model=spell(str(path)), found=found, meant=meant, known=", ".join(bundled()))

@@ -5,26 +5,21 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from clover_compile import __version__
 from clover_compile.profiling.messages import Messages
 from clover_compile.profiling.options import ProfileOptions
 from clover_compile.profiling.subject import Subject
+from clover_compile.runtime.cores import processor
 
 PACKAGES = ("onnxruntime", "torch", "numpy", "onnx", "triton", "tokenizers")
-_PROCESSOR = Path("/proc/cpuinfo")
 
 
 def machine(threads: int) -> dict[str, Any]:
     """Processor, cores and load, and the threads in use."""
-    name = platform.processor() or platform.machine()
-    if _PROCESSOR.is_file():
-        lines = _PROCESSOR.read_text().splitlines()
-        name = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), name)
     return {
-        "machine": {"processor": name, "cores": os.cpu_count(), "system": platform.system()},
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "system": platform.system()},
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "threads": threads,
     }  # fmt: skip

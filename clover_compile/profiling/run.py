@@ -33,7 +33,7 @@ from clover_compile.profiling.unfused import Unfused
 from clover_compile.reprove import bundled_checkpoint, named_checkpoint
 from clover_compile.runtime.bundle import load
 from clover_compile.runtime.cores import cores
-from clover_compile.runtime.costs import CostTable
+from clover_compile.runtime.costs import CostTable, Origin
 from clover_compile.runtime.errors import WrongMachine
 from clover_compile.runtime.manifest import Checked, read_bundle
 from clover_compile.runtime.sealing import write_costs
@@ -116,14 +116,15 @@ def _measured(options: ProfileOptions, say: Say) -> tuple[dict[str, Any], CostTa
     if asked is not None:
         table = _workload(options, subject, asked, table, say, found)
     found["warning"] = doubts.warning(found, taken)
+    origin = Origin(found["machine"]["processor"], subject.threads, found["warning"])
     found["receipt"] = receipt.receipt(options, subject, asked, found, taken)
-    return found, table
+    return found, replace(table, origin=origin)
 
 
 def write_costs_of(path: Path, table: CostTable, found: dict[str, Any]) -> None:
     """Writes costs.json, and says so where the profile is doubted, or why it was not written."""
     content: dict[str, Any] = {"bundle": found["bundle"], **table.to_json()}
-    content |= {name: found[name] for name in ("prefix", "threads", "machine") if name in found}
+    content["prefix"] = found["prefix"]
     try:
         write_costs(path, content)
         if found["warning"]:

@@ -91,6 +91,7 @@ def _costs(found: dict[str, Any]) -> Iterator[str]:
     yield f"costs ({found['costs']['kind']}), ms by rows"
     for unit, points in found["costs"]["costs"].items():
         yield f"    {unit:<8} " + "  ".join(f"{rows}: {1e3 * cost:.2f}" for rows, cost in points)
+    yield f"    logits of a commit's last row: {1e3 * found['costs']['head']:.2f} more"
     per_pass = even["tokens per pass"]
     words = "never" if per_pass is None else f"{per_pass:.1f} tokens per pass"
     yield f"blocks pay from {words}"

@@ -1,8 +1,9 @@
-"""Counts the cores that this process may keep busy."""
+"""This machine's processor, and the cores of it that this process may keep busy."""
 
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 _SYSTEM = Path("/sys")
@@ -21,6 +22,15 @@ def cores(system: Path = _SYSTEM) -> int:
                 for i in allowed}  # fmt: skip
     share = _share(_read(system / "fs/cgroup/cpu.max"))
     return max(1, min(len(siblings), len(allowed) if share is None else share))
+
+
+def processor(system: Path = Path("/proc")) -> str:
+    """The processor's name as the system gives it."""
+    for line in _read(system / "cpuinfo").splitlines():
+        key, _, name = line.partition(":")
+        if key.strip() == "model name":
+            return name.strip()
+    return platform.processor() or platform.machine()
 
 
 def _share(text: str) -> int | None:

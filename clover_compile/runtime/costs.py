@@ -10,7 +10,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from clover_compile.runtime.strict_json import quote
@@ -45,6 +45,24 @@ class Outlook:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where costs were measured; `auto` goes by the costs all the same."""
+
+    processor: str
+    threads: int
+    doubt: str | None
+    """Why the profile was not believed by itself."""
+
+    def caution(self, processor: str, threads: int | None) -> str | None:
+        """What speaks against the costs on that processor with so many threads, if they count."""
+        if self.processor != processor:
+            return f"the costs were measured on {quote(self.processor, 60)}, not on this machine"
+        if threads is not None and self.threads != threads:
+            return f"the costs were measured with {self.threads} of the {threads} threads in use"
+        return self.doubt and f"when the costs were measured, {self.doubt}"
+
+
+@dataclass(frozen=True)
 class CostTable:
     """Costs by Unit and row count, straight lines between the counts that are known."""
 
@@ -55,6 +73,8 @@ class CostTable:
     head: float
     """What one row of logits adds to a commit."""
     outlook: Outlook
+    origin: Origin | None = None
+    """None for modelled costs."""
 
     def cost(self, unit: str, rows: int, logits: bool = False) -> float:
         """The cost of one call; `logits`: a commit that also answers the last row's logits."""
@@ -97,7 +117,8 @@ class CostTable:
         )
         exact, release = (_chances(outlook.get(rule), rule) for rule in ("exact", "release"))
         head = _number(data.get("head"), "head", 0.0)
-        return cls(kind, units, head, Outlook(exact, release, rows, tokens))
+        outlook = Outlook(exact, release, rows, tokens)
+        return cls(kind, units, head, outlook, _origin(data.get("origin")))
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
@@ -106,7 +127,21 @@ class CostTable:
             "costs": {unit: [list(x) for x in points] for unit, points in self.units.items()},
             "head": self.head,
             "outlook": self.outlook.to_json(),
+            "origin": self.origin and asdict(self.origin),
         }
+
+
+def _origin(data: object) -> Origin | None:
+    if data is None:
+        return None
+    if not isinstance(data, dict) or set(data) != {"processor", "threads", "doubt"}:
+        raise ValueError(f"origin is {quote(data, 40)}")
+    processor, threads, doubt = data["processor"], data["threads"], data["doubt"]
+    if not isinstance(processor, str) or not isinstance(doubt, str | None):
+        raise ValueError("origin.processor or origin.doubt is no text")
+    if type(threads) is not int or threads < 1:
+        raise ValueError(f"origin.threads is {quote(threads, 40)}")
+    return Origin(processor, threads, doubt)
 
 
 def _points(unit: str, rows: object) -> Points:

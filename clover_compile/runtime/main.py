@@ -31,6 +31,8 @@ MAX_MESSAGES = 16 << 20
 
 RECOST = "--decode auto will refuse it: run `clover-compile profile BUNDLE` again"
 
+RENEW = "--decode auto goes by them all the same: run `clover-compile profile BUNDLE` here"
+
 FORWARDED = (
     "max_new_tokens", "decode", "accept", "width", "block_size", "threshold", "temperature",
     "top_k", "top_p", "seed", "thinking", "exact", "raw",
@@ -88,6 +90,9 @@ def _run(argv: Sequence[str], bundle: Path | None, prog: str) -> None:
         raise Faults("request", ("--exact excludes --accept release; give one of them",))
     if session.costs_fault and chosen.get("decode") != AUTO:
         streams.say(f"{prog}: warning: {one_line(session.costs_fault)}; {RECOST}")
+    caution = session.costs_caution() if chosen.get("decode") == AUTO else None
+    if caution:
+        streams.say(f"{prog}: warning: {one_line(caution)}; {RENEW}")
     live = _live(session) if arguments.live else None
     try:
         answer = session.generate(prompt, on_step=live, **chosen)

@@ -276,8 +276,8 @@ def _signed(path: Path, name: str, identity: str, faults: list[str]) -> dict[str
     rest = {key: value for key, value in content.items() if key != "sha256"}
     digest = hashlib.sha256(canonical_json(rest)).hexdigest()
     if own != digest:
-        said = quote(own, 16)
-        faults.append(f"{name} was changed: its content has hash {digest[:12]}, it says {said}")
+        says = f"says {quote(own[:12])}" if isinstance(own, str) else "names none"
+        faults.append(f"{name} was changed: its content has hash {digest[:12]}, it {says}")
     elif data != readable_json(content):
         faults.append(f"{name} was changed: it is not spelled as it was written")
     elif content.get("bundle") != identity:

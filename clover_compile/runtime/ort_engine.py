@@ -31,7 +31,7 @@ class OrtEngine:
 
     def __init__(self, checked: Checked, threads: int | None = None) -> None:
         self._path = checked.path
-        self._threads = threads or cores()
+        self.threads = threads or cores()
         self._provider = (checked.manifest.get("device") or {}).get("provider", CPU_PROVIDER)
         if self._provider != CPU_PROVIDER and (wrong := wrong_provider()) is not None:
             needs, here, remedy = wrong
@@ -65,7 +65,7 @@ class OrtEngine:
     def _options(self, name: str) -> ort.SessionOptions:
         """Settings of one Unit's session."""
         options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
+        options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         # Threads of one session would go on spinning while the next session needs the cores.
         options.add_session_config_entry("session.force_spinning_stop", "1")

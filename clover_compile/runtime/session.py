@@ -11,6 +11,7 @@ import numpy as np
 
 from clover_compile.runtime import decode as ways
 from clover_compile.runtime.auto import WIDTHS, Chooser, auto
+from clover_compile.runtime.cores import processor
 from clover_compile.runtime.costs import CostTable
 from clover_compile.runtime.engine import Array, Clock, Engine, Sizes
 from clover_compile.runtime.errors import Faults
@@ -92,6 +93,15 @@ class Session:
             loaded.engine, loaded.sizes, loaded.rules, loaded.context, loaded.text, loaded.costs,
             loaded.costs_fault,
         )  # fmt: skip
+
+    def costs_caution(self) -> str | None:
+        """Why the costs that `auto` goes by may not be those of this machine; None if nothing says
+        so.
+        """
+        origin = self.costs and self.costs.origin
+        return (
+            origin.caution(processor(), getattr(self.engine, "threads", None)) if origin else None
+        )
 
     def new_state(self) -> State:
         """The state of an empty sequence, kept where the engine computes."""

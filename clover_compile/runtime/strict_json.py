@@ -20,7 +20,8 @@ def quote(value: object, limit: int = 80) -> str:
         text = json.dumps(value, ensure_ascii=True, default=repr)
     except (RecursionError, ValueError, TypeError):
         text = f"<{type(value).__name__}>"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    end = '..."' if text.startswith('"') else "..."
+    return text if len(text) <= limit else text[: limit - len(end)] + end
 
 
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
