@@ -184,7 +184,9 @@ def test_auto_goes_by_them_and_one_line_warns(
         assert main([*arguments, "--decode", way]) == 0
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == (way == "auto" and words is not None)
-        assert all(str(words) in x and "profile BUNDLE` here" in x and x.isprintable() for x in lines)
+        assert all(
+            str(words) in x and "profile BUNDLE` here" in x and x.isprintable() for x in lines
+        )
 
 
 @pytest.mark.parametrize(
