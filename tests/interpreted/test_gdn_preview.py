@@ -49,6 +49,12 @@ def test_edges_of_the_tiles(rows: int, capability: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("taps", [2, 3, 5])
+def test_another_number_of_taps(taps: int, dtype: str) -> None:
+    check(OP, made(Sizes(9, key_heads=1, heads=2, taps=taps), dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_stand_apart(dtype: str) -> None:
     """u, z and a are slices of one projection; what lies between the slices is NaN."""
     args = made(Sizes(5, key_heads=1, heads=2), dtype)

@@ -137,12 +137,20 @@ def test_gates_from_end_to_end(a: float, b: float) -> None:
     check(OP, args, "fp32")
 
 
-def test_gentle_gates_over_many_rows() -> None:
-    """g = -16 e^-9 per row: what one row loses is below an ulp of 1, what all lose is not."""
+@pytest.mark.parametrize("a", [-9.0, -7.0])
+def test_gentle_gates_over_many_rows(a: float) -> None:
+    """g = -16 log(1 + e^a) per row: at -9 what one row loses is below an ulp of 1, what all lose is
+    not; at -7 the second term of the series counts."""
     args = small("fp32", 130, same=True, heads=1)
-    args = put(args, a=torch.full((1, 130, 1), -9.0), decay=torch.full((1,), -16.0))
+    args = put(args, a=torch.full((1, 130, 1), a), decay=torch.full((1,), -16.0))
     args = put(args, b=torch.full((1, 130, 1), -8.0), dt_bias=torch.zeros(1))
     check(OP, args, "fp32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("taps", [2, 3, 5])
+def test_another_number_of_taps(taps: int, dtype: str) -> None:
+    check(OP, small(dtype, 9, taps=taps), dtype)
 
 
 def test_what_no_plan_covers_is_refused() -> None:

@@ -13,7 +13,6 @@ from clover_compile.kernels.gdn_preview.reference import gdn_preview
 from clover_compile.kernels.op import Case, FusedOp, by_row, normal
 
 EPS = 1e-6
-TAPS = 4
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,8 @@ class Sizes:
     heads: int = 6
     dk: int = 8
     dv: int = 12
+    taps: int = 4
+    """Of the causal half, the row itself included."""
     same: bool = False
     empty: bool = False
     a: float | None = None
@@ -43,10 +44,10 @@ def inputs(s: Sizes, g: torch.Generator) -> tuple[Any, ...]:
     z, a = normal(g, s.batch, s.rows, s.heads * s.dv), normal(g, s.batch, s.rows, s.heads)
     if s.a is not None:
         a[:, ::2, ::2] = s.a
-    ring, state = normal(g, s.batch, TAPS - 1, width), normal(g, s.batch, s.heads, s.dk, s.dv)
+    ring, state = normal(g, s.batch, s.taps - 1, width), normal(g, s.batch, s.heads, s.dk, s.dv)
     if s.empty:
         ring, state = torch.zeros_like(ring), torch.zeros_like(state)
-    taps = normal(g, width, 2 * TAPS - 1, scale=0.5)
+    taps = normal(g, width, 2 * s.taps - 1, scale=0.5)
     decay, dt_bias = -normal(g, s.heads).exp(), normal(g, s.heads)
     scale, bias, c = 4 * normal(g, s.heads), normal(g, s.heads) + s.history, normal(g, s.heads)
     norm = 1.0 + normal(g, s.dv, scale=0.1)

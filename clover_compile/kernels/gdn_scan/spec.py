@@ -14,7 +14,6 @@ from clover_compile.kernels.gdn_scan.reference import gdn_scan
 from clover_compile.kernels.op import Case, FusedOp, by_row, normal
 
 EPS = 1e-6
-TAPS = 4
 
 
 def shapes(
@@ -36,9 +35,10 @@ class Sizes:
     heads: int = 6
     dk: int = 8
     dv: int = 12
-    same: bool = False
+    taps: int = 4
     scale: float = 1.0
     """Of the channels; small ones are where the eps of the unit norms matters."""
+    same: bool = False
     """Every row is one token whose gates neither forget (g ~ 0) nor hold back (beta ~ 1)."""
     empty: bool = False
     """The state of an empty prefix."""
@@ -53,7 +53,7 @@ def inputs(s: Sizes, g: torch.Generator) -> tuple[Any, ...]:
     width = 2 * s.key_heads * s.dk + s.heads * s.dv
     u = normal(g, s.batch, 1 if s.same else s.rows, width).expand(-1, s.rows, -1).contiguous()
     u = u * s.scale
-    ring, state = normal(g, s.batch, TAPS - 1, width), normal(g, s.batch, s.heads, s.dk, s.dv)
+    ring, state = normal(g, s.batch, s.taps - 1, width), normal(g, s.batch, s.heads, s.dk, s.dv)
     if s.empty:
         ring, state = torch.zeros_like(ring), torch.zeros_like(state)
     b, a = normal(g, s.batch, s.rows, s.heads), normal(g, s.batch, s.rows, s.heads)
@@ -66,7 +66,7 @@ def inputs(s: Sizes, g: torch.Generator) -> tuple[Any, ...]:
     replay = None if s.replay is None else torch.tensor(s.replay, dtype=torch.int32)
     z = normal(g, s.batch, s.rows, s.heads * s.dv) if s.replay is None else None
     decay, dt_bias = -normal(g, s.heads).exp(), normal(g, s.heads)
-    conv, norm = normal(g, width, TAPS, scale=0.5), 1.0 + normal(g, s.dv, scale=0.1)
+    conv, norm = normal(g, width, s.taps, scale=0.5), 1.0 + normal(g, s.dv, scale=0.1)
     return u, z, b, a, ring, state, conv, decay, dt_bias, norm, replay, EPS, s.key_heads
 
 
