@@ -139,7 +139,7 @@ SURROUNDINGS: list[tuple[str, Callable[[Path], None], tuple[str, ...], str]] = [
     ("a name that breaks lines", _nothing, ("model", "-o", "x" * 256 + "\n"), "cannot be written"),
     ("no such model", _nothing, ("nowhere", "-o", "x"), "nowhere: no such folder"),
     ("a model of two lines", _nothing, ("no\nwhere", "-o", "x"), 'no\\nwhere": no such folder'),
-    ("a file as model", _nothing, ("model/config.json", "-o", "x"), "no such folder"),
+    ("a file as model", _nothing, ("model/config.json", "-o", "x"), "is a file"),
     ("an empty folder as model", _folder, ("x.clover", "-o", "x"), "config.json is missing"),
     ("a bundle as model", _bundle, ("x.clover", "-o", "x"), "config.json is missing"),
     ("no such target", _nothing, (*OUT, "--target", "nope"), 'no target is called "nope"; give'),
