@@ -49,9 +49,9 @@ def test_edges_of_the_tiles(rows: int, capability: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("taps", [2, 3, 5])
+@pytest.mark.parametrize("taps", [2, 5])
 def test_another_number_of_taps(taps: int, dtype: str) -> None:
-    check(OP, made(Sizes(9, key_heads=1, heads=2, taps=taps), dtype), dtype)
+    check(OP, made(Sizes(5, key_heads=1, heads=2, taps=taps), dtype), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -148,9 +148,9 @@ def test_gentle_gates_over_many_rows(a: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("taps", [2, 3, 5])
+@pytest.mark.parametrize("taps", [2, 5])
 def test_another_number_of_taps(taps: int, dtype: str) -> None:
-    check(OP, small(dtype, 9, taps=taps), dtype)
+    check(OP, small(dtype, 5, taps=taps), dtype)
 
 
 def test_what_no_plan_covers_is_refused() -> None:
