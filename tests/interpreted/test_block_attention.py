@@ -103,3 +103,15 @@ def test_extreme_sizes(rows: int, factor: float) -> None:
     args[0], args[1] = args[0] * factor, args[1] * factor
     args[3], args[8] = args[3] * factor, args[8] * max(factor, 1.0)
     check(OP, args, "fp32")
+
+
+@pytest.mark.parametrize("rows", [3, 65], ids=["split", "whole"])
+def test_a_query_that_no_key_is_like(rows: int) -> None:
+    """Every score is far below what the exponential of fp32 reaches; all keys count alike."""
+    args = made(Sizes(rows, 4, (3,), heads=2, heads_kv=1, poison=NAN), False)
+    query = args[0].view(1, rows, 2, 2, 8)[:, :, :, 0]
+    for x, last in ((query, 1.0), (args[1], -1.0), (args[3][:, :3], -250.0)):
+        x.zero_()
+        x[..., -1] = last
+    args[8], args[9] = torch.full((8,), 90.0), torch.full((8,), 90.0)
+    check(OP, args, "fp32")
