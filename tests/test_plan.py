@@ -75,6 +75,18 @@ def _synthetic(folder: Path, sizes: str) -> Path:
     return folder
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system counts both")
+def test_the_peak_is_not_that_of_the_process_that_started_it() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from clover_compile.build import peak_memory as p; print(p())",
+    ]
+    held = b"x" * (3 << 29)
+    peak = int(subprocess.run(command, check=True, timeout=60, capture_output=True).stdout)
+    assert 1e8 < peak < len(held) / 2
+
+
 def test_it_builds_nothing_and_imports_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from clover_compile.cli import main\n"
