@@ -149,3 +149,27 @@ def test_equals_are_counted_across_tiles() -> None:
     args[7] = torch.tensor([[0.3, 0.9]])
     check_pick(args)
     assert (interpret(OP, args)["ids"][0] > torch.tensor([500, 1500])).all()
+
+
+def test_a_nucleus_of_equals_whose_bits_end_in_zeros() -> None:
+    """Nothing lies above them, and the draw goes over all three."""
+    scalars = {"temperature": 1.0, "top_p": 0.9}
+    args = sized(Sizes(3, 40, counted=False, scalars=scalars, stops=()))
+    args[0][:] = -40.0
+    args[0][..., [9, 12, 20]] = 8.0
+    args[7] = torch.tensor([[0.1, 0.5, 0.9]])
+    check_pick(args)
+    assert interpret(OP, args)["ids"][0].tolist() == [9, 12, 20]
+
+
+def test_the_last_of_equals_where_the_sums_round_up() -> None:
+    """The largest noise there is: in some rows the masses promise a fourth of three equals."""
+    rows = 6
+    args = sized(Sizes(rows, 40, counted=False, scalars={"temperature": 1.0}, stops=()))
+    args[0][:] = -40.0
+    args[0][..., [9, 12, 20]] = torch.linspace(0.5, 1.5, rows)[None, :, None]
+    args[0][..., 6] = 2.0
+    args[0][..., :2, [9, 12, 20]] = torch.tensor([[0.6473684310913086], [0.6719298362731934]])
+    args[7] = torch.full((1, rows), 1.0 - 2.0**-24)
+    check_pick(args)
+    assert (interpret(OP, args)["ids"] == 20).all()
