@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import math
 import platform
@@ -92,6 +93,7 @@ def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False
             passes, emitted = _compile_unseen(
                 checkpoint, context, options, target, folder, report, shortage
             )
+        gc.collect()  # the eager model, whose memory the proof needs
         _write_texts(folder, checkpoint)
         bundle.write_runner(folder, target.requirements)
         content = _manifest(options, target, checkpoint, context, passes, emitted, report)

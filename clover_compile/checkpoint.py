@@ -108,10 +108,6 @@ class Checkpoint:
         found = {part.dtype for part in self._layout.parts[name]}
         return found.pop() if len(found) == 1 else "float32"
 
-    def is_copied(self, name: str) -> bool:
-        """Whether `tensor` makes a float32 copy: other precision, or several parts."""
-        return self.stored_dtype(name) != "float32" or len(self._layout.parts[name]) > 1
-
     def stored_bytes(self, name: str) -> int:
         """Bytes the tensor takes in the files."""
         return sum(part.nbytes for part in self._layout.parts[name])

@@ -49,6 +49,7 @@ def test_every_number_of_rows() -> None:
         ("fp32", Sizes(66, 2, experts=3, hidden=32, width=32, shared=32, block=True, top_p=0.6)),
         ("fp32", Sizes(3, 2, experts=3, hidden=136, width=40, shared=264)),
         ("fp32", Sizes(3, 2, experts=3, hidden=40, width=264, shared=40)),
+        ("fp32", Sizes(3, 2, experts=3, hidden=32, width=32, shared=16)),
         ("bf16", Sizes(65, 2, experts=3, hidden=40, width=264, shared=40)),
     ],
     ids=lambda s: s if isinstance(s, str) else f"{s.rows}-{s.experts}-{s.hidden}-{s.width}",
@@ -58,6 +59,12 @@ def test_several_tiles(dtype: str, sizes: Sizes) -> None:
     if sizes.experts == 80:
         assert len(args[1].topk(sizes.top_k, -1)[1].unique()) > SPREAD
     check(OP, args, dtype)
+
+
+def test_rows_that_are_scattered_lose_nothing_in_fp32() -> None:
+    args = _made(replace(SMALL, rows=66, experts=3, top_k=2))
+    got, meant = interpret(OP, args, ["y"])["y"], truth(OP, args)["y"]
+    assert (got - meant).abs().max() <= 2e-6 * meant.abs().max()
 
 
 # Around the edges of the variants and of a chunk; a second chunk with a list of its own.
@@ -111,10 +118,19 @@ def test_an_expert_whose_weight_is_zero_is_not_read(rows: int) -> None:
 @pytest.mark.parametrize("rows", [4, 70])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zero_ties_with_minus_zero(rows: int, dtype: str) -> None:
-    args = _made(replace(SMALL, rows=rows, top_k=1), dtype)
+    args = _made(replace(SMALL, rows=rows, top_k=2), dtype)
     args[1] = torch.full_like(args[1], -1.0)
-    args[1][..., 2], args[1][..., 5] = -0.0, 0.0
+    args[1][..., 2], args[1][..., 5], args[1][..., 6] = -0.0, 0.0, 1.0
     check(OP, args, dtype)
+
+
+def test_the_mass_ahead_of_an_expert_that_is_kept_is_below_the_bound() -> None:
+    """Four experts of a quarter each, and a bound of a half: the third has exactly it ahead."""
+    args = _made(replace(SMALL, rows=4, top_k=4, block=True, top_p=0.5))
+    args[1] = torch.full_like(args[1], -torch.inf)
+    args[1][..., 1:5] = 2.0
+    assert interpret(OP, args)["kept"].tolist() == [2]
+    check(OP, args, "fp32")
 
 
 @pytest.mark.parametrize("rows", [4, 70])

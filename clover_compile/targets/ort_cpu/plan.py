@@ -4,13 +4,13 @@ Memory, at the peak, which is the proof:
 
     BASE + PER_LAYER x layers            interpreter and libraries; traces and lowered graphs
     + stored                             the checkpoint's files, mapped and read
-    + converted                          fp32 copies of weights that are stored otherwise
     + fp32                               the bundle's weights, mapped and read
     + prepacked                          matrices ONNX Runtime copies into a layout of its own
     + PROBE_ROWS x vocabulary x 4        logits of the probes, the bundle's and the eager model's
 
 Mapped files count because they are resident when there is room; under pressure the system drops
-them and the build goes on, more slowly.
+them and the build goes on, more slowly. The eager model, with fp32 copies of weights that are
+stored otherwise, is gone by then: those are never more than the bundle's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clover_compile.checkpoint import Checkpoint
 from clover_compile.model.config import ModelConfig
 from clover_compile.targets.estimate import Estimate
 
-BASE, PER_LAYER = 465_000_000, 13_000_000
+BASE, PER_LAYER = 530_000_000, 13_000_000
 PROBE_ROWS = 1_150
 
 STORED_LOGITS = 64
@@ -45,10 +45,9 @@ def estimate(checkpoint: Checkpoint, dtype: str, context: int) -> Estimate:
     sizes = {name: 4 * prod(checkpoint.shape(name)) for name in checkpoint.names}
     fp32 = sum(sizes.values())
     stored = sum(checkpoint.stored_bytes(name) for name in checkpoint.names)
-    converted = sum(size for name, size in sizes.items() if checkpoint.is_copied(name))
     prepacked = sum(size for name, size in sizes.items() if _is_prepacked(name))
     layers = c.num_hidden_layers
-    memory = BASE + PER_LAYER * layers + stored + converted + fp32 + prepacked
+    memory = BASE + PER_LAYER * layers + stored + fp32 + prepacked
     seconds = SECONDS + SECONDS_PER_LAYER * layers + SECONDS_PER_GB * fp32 / 1e9
     seconds += SECONDS_PER_TOKEN * c.vocab_size
     return Estimate(
