@@ -167,6 +167,18 @@ def test_one_row_of_nan_stays_alone(rows: int) -> None:
     assert torch.allclose(got[0, others], meant[0, others], atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [9, 70])
+def test_one_row_of_infinities_stays_alone(rows: int) -> None:
+    args = _made(replace(SMALL, rows=rows))
+    for i in (3, 4, 5, 6):
+        args[i] = args[i].abs()
+    args[0][0, 4] = 1e30
+    got, meant = interpret(OP, args, ["y"])["y"], truth(OP, args)["y"]
+    assert meant[0, 4].isposinf().all() and not got[0, 4].isfinite().any()
+    others = [r for r in range(rows) if r != 4]
+    assert torch.allclose(got[0, others], meant[0, others], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.parametrize("block", [False, True])
 def test_the_number_kept_may_be_unwanted(rows: int, block: bool) -> None:
