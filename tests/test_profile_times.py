@@ -122,3 +122,8 @@ def test_a_profile_of_a_busy_machine_is(
 ) -> None:
     told = doubts.warning(_profile(*sums), [{"commit": x, "verify": 1.0} for x in rounds])
     assert told is not None and said in told and "more)" not in told
+
+
+def test_a_call_too_short_to_count_is_no_doubt() -> None:
+    taken = [{"commit": 1.0, "verify": 1.0, "pick": x} for x in (0.01, 0.09, 0.05)]
+    assert doubts.warning({}, taken) is None

@@ -13,6 +13,9 @@ SUMS = (0.8, 1.25)
 APART = 2.0
 """The 90th over the 10th percentile of a call's rounds from which on they measure the machine."""
 
+SHORT = 0.1
+"""Of the usual call: what is shorter is doubled by a tick of the system, and decides nothing."""
+
 EFFECT = (
     "costs.json was written all the same, and --decode auto goes by it: profile again while "
     "nothing else runs"
@@ -45,10 +48,12 @@ def _fair(ratio: float) -> bool:
 
 
 def _spread(taken: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    typical = {name: float(np.median([took[name] for took in taken])) for name in taken[0]}
+    usual = float(np.median(list(typical.values())))
     apart = {}
     for name in taken[0]:
         low, high = np.percentile([took[name] for took in taken], (10, 90))
-        if high > APART * low:
+        if high > APART * low and typical[name] >= SHORT * usual:
             apart[name] = float(high / low)
     if apart:
         name = max(apart, key=lambda n: apart[n])
