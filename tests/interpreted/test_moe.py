@@ -79,6 +79,14 @@ def test_edges_of_variants(rows: int, block: bool) -> None:
     check(OP, args, "fp32")
 
 
+def test_a_first_tile_that_is_not_full_before_a_second_chunk() -> None:
+    """Its empty slots would be rows of the shared expert if that had one tile more."""
+    args = _made(replace(SMALL, rows=CHUNK + SLOTS + 1, experts=3, top_k=1))
+    args[1][..., 0] = -50.0
+    args[1][0, [3, 40], 0] = 50.0
+    check(OP, args, "fp32")
+
+
 @pytest.mark.parametrize("rows", [6, 70])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_stand_apart(rows: int, dtype: str) -> None:
