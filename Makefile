@@ -73,10 +73,10 @@ kernels: setup
 mutants: setup
 	TRITON_INTERPRET=1 $(BIN)/python -m tests.mutants --jobs $(JOBS) $(OPS)
 
-# Without setup: a machine with a GPU has its own torch, triton and small packages, and perhaps no
+# On a GPU without setup: such a machine has its own torch, triton and small packages, and perhaps no
 # network.
-gpu-check:
-	$(PYTHON) -m clover_compile.gpu_check $(if $(DRY),--dry)
+gpu-check: $(if $(DRY),setup)
+	$(if $(DRY),$(BIN)/python,$(PYTHON)) -m clover_compile.gpu_check $(if $(DRY),--dry)
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

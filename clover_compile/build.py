@@ -60,13 +60,20 @@ class Report:
 
     say: Callable[[str], None]
     started: float = field(default_factory=time.perf_counter)
-    stages: dict[str, float] = field(default_factory=dict)
+    starts: dict[str, float] = field(default_factory=dict)
+    """When each stage began, in seconds."""
     debug: bool = False
 
     def stage(self, name: str) -> None:
         """Starts a stage; `say` gets one line."""
-        self.stages[name] = time.perf_counter() - self.started
-        self.say(f"[{self.stages[name]:6.1f} s] {name}")
+        self.starts[name] = time.perf_counter() - self.started
+        self.say(f"[{self.starts[name]:6.1f} s] {name}")
+
+    def seconds(self) -> dict[str, float]:
+        """How long each stage took, the last one until now."""
+        ends = [*self.starts.values(), time.perf_counter() - self.started][1:]
+        spans = zip(self.starts.items(), ends, strict=True)
+        return {name: round(end - start, 2) for (name, start), end in spans}
 
 
 def build(options: BuildOptions, say: Callable[[str], None], debug: bool = False) -> dict[str, Any]:
@@ -266,7 +273,7 @@ def _manifest(
         "device": emitted.device,
         "static": emitted.static,
         "quantisation": emitted.quantisation,
-        "stages": {name: round(start, 2) for name, start in report.stages.items()},
+        "seconds": report.seconds(),
     }
 
 

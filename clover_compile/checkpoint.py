@@ -73,7 +73,7 @@ class Checkpoint:
     def open(cls, folder: str | Path) -> Checkpoint:
         """Validate `folder`; raises NoModel, NotClover, or Faults listing every fault found."""
         folder = Path(folder)
-        if not folder.is_dir():
+        if not folder.is_dir() or (folder / "MANIFEST.sha256").is_file():
             raise no_model(folder)
         faults: list[str] = []
         raw, config, unknown = _read_config(folder, faults)

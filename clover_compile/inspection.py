@@ -59,7 +59,8 @@ def render(found: dict[str, Any]) -> str:
     told = f"{costs['kind']}, for --decode auto" if costs else "none; `clover-compile profile` adds"
     if costs and costs["origin"]:
         origin = costs["origin"]
-        told += f"; {one_line(origin['processor'])}, {origin['threads']} threads"
+        threads = origin["threads"]
+        told += f"; {one_line(origin['processor'])[:60]}, {threads} thread{'s' * (threads > 1)}"
         told += f"\nWARNING    {one_line(origin['doubt'])}" if origin["doubt"] else ""
     told = f"not usable ({fault}); `clover-compile profile` renews them" if fault else told
     lines += [f"built with {built}", f"accepts    {accepts}", f"costs      {told}"]

@@ -141,7 +141,7 @@ SURROUNDINGS: list[tuple[str, Callable[[Path], None], tuple[str, ...], str]] = [
     ("a model of two lines", _nothing, ("no\nwhere", "-o", "x"), 'no\\nwhere": no such folder'),
     ("a file as model", _nothing, ("model/config.json", "-o", "x"), "is a file"),
     ("an empty folder as model", _folder, ("x.clover", "-o", "x"), "config.json is missing"),
-    ("a bundle as model", _bundle, ("x.clover", "-o", "x"), "config.json is missing"),
+    ("a bundle as model", _bundle, ("x.clover", "-o", "x"), "x.clover: is a bundle; give"),
     ("no such target", _nothing, (*OUT, "--target", "nope"), 'no target is called "nope"; give'),
     ("fp16", _nothing, (*OUT, "--dtype", "fp16"), "--dtype fp16 is not for target ort-cpu"),
     ("bf16", _nothing, (*OUT, "--dtype", "bf16"), "--dtype bf16 is not for target ort-cpu"),

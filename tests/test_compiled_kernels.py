@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from clover_compile.kernels import costs, release
 from clover_compile.kernels.architecture import ARCHITECTURES, CAPABILITIES, shared_limit
 from clover_compile.kernels.budget import Budget
 from clover_compile.kernels.compiled import Compiled, Usage, compile_launch
-from clover_compile.kernels.report import kernels
+from clover_compile.kernels.report import kernels, main
 
 PLACES = {place.name: place for place in release.places()}
 
@@ -39,6 +40,11 @@ def test_within_its_budget(name: str, capability: int) -> None:
         for fault in kernel.budget.faults(kernel.compiled, kernel.compiled.usage())
     ]
     assert not faults
+
+
+def test_a_report_of_no_place_is_refused() -> None:
+    done = CliRunner().invoke(main, ["--only", "nope"])
+    assert done.exit_code == 2 and "no place has 'nope' in its name; known: emb" in done.output
 
 
 def test_launches_per_layer() -> None:

@@ -163,12 +163,17 @@ def test_where_costs_were_measured_is_told(tmp_path: Path) -> None:
     ("origin", "words"),
     [
         (ORIGIN, None),
-        (None, None),
+        (None, "nothing says where the costs were measured"),
         (ORIGIN | {"processor": "an\x1bother"}, 'measured on "an\\u001bother", not'),
-        (ORIGIN | {"threads": 1}, "measured with 1 of the 2 threads in use"),
-        (ORIGIN | {"doubt": "the load was 9"}, "when the costs were measured, the load was 9"),
+        (ORIGIN | {"threads": 1}, "measured with 1 thread, 2 in use"),
+        (ORIGIN | {"threads": 8}, "measured with 8 threads, 2 in use"),
+        (ORIGIN | {"doubt": "load 9"}, "costs were doubted when they were measured (load 9)"),
+        (
+            {"processor": "x", "threads": 1, "doubt": "load 9"},
+            'measured on "x", not on this machine; measured with 1 thread, 2 in use; doubted when',
+        ),
     ],
-    ids=["same", "unknown", "another machine", "other threads", "doubted"],
+    ids=["same", "unknown", "another machine", "fewer", "more", "doubted", "all three"],
 )
 def test_auto_goes_by_them_and_one_line_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -193,13 +198,19 @@ def test_auto_goes_by_them_and_one_line_warns(
     "origin",
     [
         3, {}, ORIGIN | {"more": 1}, ORIGIN | {"threads": 0}, ORIGIN | {"threads": True},
-        ORIGIN | {"processor": None}, ORIGIN | {"doubt": 1},
+        ORIGIN | {"threads": 10**30}, ORIGIN | {"processor": None}, ORIGIN | {"doubt": 1},
+        ORIGIN | {"processor": ""}, ORIGIN | {"processor": "x" * 5000}, ORIGIN | {"doubt": ""},
     ],
-    ids=str,
+    ids=lambda origin: str(origin)[:60],
 )  # fmt: skip
 def test_an_origin_that_is_none(origin: Any) -> None:
     with pytest.raises(ValueError, match="origin"):
         CostTable.from_json(costs(origin=origin))
+
+
+def test_modelled_costs_are_called_so() -> None:
+    table = CostTable.from_json(costs(kind="modelled"))
+    assert table.caution("any", 2) == "the costs are modelled, not measured"
 
 
 def test_the_processor_is_named(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_memory_is_what_a_build_takes(sizes: str, tmp_path: Path) -> None:
     subprocess.run(command, check=True, timeout=500, capture_output=True)
     manifest = json.loads((output / "manifest.json").read_text())
     used = sum(path.stat().st_size for path in output.rglob("*"))
-    minutes = manifest["stages"]["lowering for ort-cpu"] / 60
+    minutes = sum(manifest["seconds"].values()) / 60
     assert abs(needs["memory_bytes"] / manifest["peak_memory_bytes"] - 1) < CLOSE
     assert abs(needs["disk_bytes"] / used - 1) < CLOSE
     assert minutes < needs["minutes"][1]

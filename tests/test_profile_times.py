@@ -124,6 +124,13 @@ def test_a_profile_of_a_busy_machine_is(
     assert told is not None and said in told and "more)" not in told
 
 
+def test_a_crowded_machine_is_told_by_its_load() -> None:
+    machine = {"machine": {"cores": 2}}
+    assert doubts.warning(machine | {"load": 2.9}, [{"commit": 1.0}]) is None
+    told = doubts.warning(machine | {"load": 3.2}, [{"commit": 1.0}])
+    assert told is not None and "the load was 3.2 on 2 cores" in told
+
+
 def test_a_call_too_short_to_count_is_no_doubt() -> None:
     taken = [{"commit": 1.0, "verify": 1.0, "pick": x} for x in (0.01, 0.09, 0.05)]
     assert doubts.warning({}, taken) is None

@@ -129,6 +129,9 @@ def render(report: Mapping[str, Any]) -> str:
 @click.option("--json", "target", type=click.Path(path_type=Path), help="Also write it as JSON.")
 def main(chosen: tuple[str, ...], only: str, target: Path | None) -> None:
     """Exit status 1 if a kernel breaks its budget."""
+    names = [place.name for place in release.places()]
+    if not any(only in name for name in names):
+        raise click.UsageError(f"no place has {only!r} in its name; known: {', '.join(names)}")
     report = gather(tuple(map(int, chosen)) or CAPABILITIES, only)
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)

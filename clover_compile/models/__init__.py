@@ -34,6 +34,6 @@ def find(name_or_path: str | Path | None = None) -> Path:
 
 
 def no_model(path: Path, meant: str = "") -> NoModel:
-    """The error for what is neither a folder nor a bundled name."""
-    found = "is a file" if path.exists() else "no such folder"
+    """The error for what is neither the folder of a checkpoint nor a bundled name."""
+    found = "is a bundle" if path.is_dir() else "is a file" if path.exists() else "no such folder"
     return NoModel(model=spell(str(path)), found=found, meant=meant, known=", ".join(bundled()))

@@ -16,6 +16,9 @@ APART = 2.0
 SHORT = 0.1
 """Of the usual call: what is shorter is doubled by a tick of the system, and decides nothing."""
 
+CROWDED = 1.5
+"""Load per core from which on others had a good part of the machine."""
+
 EFFECT = (
     "costs.json was written all the same, and --decode auto goes by it: profile again while "
     "nothing else runs"
@@ -27,10 +30,16 @@ def warning(found: Mapping[str, Any], taken: Sequence[Mapping[str, float]]) -> s
 
     `found`: the profile; `taken`: seconds of the cost table's calls, by round.
     """
-    doubts = [*_ops(found), *_spread(taken)]
+    doubts = [*_load(found), *_ops(found), *_spread(taken)]
     if not doubts:
         return None
     return f"the machine was busy and these figures are not the bundle's: {'; '.join(doubts)}"
+
+
+def _load(found: Mapping[str, Any]) -> Iterator[str]:
+    load, machine = found.get("load"), found.get("machine", {})
+    if load is not None and load > CROWDED * machine["cores"]:
+        yield f"the load was {load:.1f} on {machine['cores']} cores when it began"
 
 
 def _ops(found: Mapping[str, Any]) -> Iterator[str]:

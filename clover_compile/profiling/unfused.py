@@ -51,6 +51,7 @@ class Unfused:
                 say(f"tracing {name} without fusions")
                 traced[name] = trace_unit(model, checkpoint.generation, name)
                 run_passes(traced[name], PASSES, lambda event: None)
+            say("lowering and opening the graphs without fusions")
             source = source_of(dict(model.named_parameters()))
             lowered = {name: lower(unit) for name, unit in traced.items()}
             self.regions = {name: one.regions for name, one in lowered.items()}

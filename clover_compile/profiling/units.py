@@ -34,6 +34,9 @@ Make = Callable[[str, Arrays], Callable[[], object] | None]
 
 BUNDLE, UNFUSED = "bundle", "unfused"
 
+TELLING = 0.02
+"""Milliseconds that both sides of an op's speedup must take: the profiler is not exact to less."""
+
 
 @dataclass(frozen=True)
 class Rivals:
@@ -239,5 +242,6 @@ def _op(
             "kernels": times[UNFUSED].kernels[name], "ms": spread([1e3 * x for x in before])
         }  # fmt: skip
         ratios = [a / b for a, b in zip(before, took, strict=True) if b > 0]
-        found["speedup"] = spread(ratios) if ratios else None
+        if ratios and min(found["ms"]["median"], found["unfused"]["ms"]["median"]) >= TELLING:
+            found["speedup"] = spread(ratios)
     return found

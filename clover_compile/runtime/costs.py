@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ COSTS = "costs.json"
 UNITS = ("commit", "verify", "replay", "preview", "pick")
 KINDS = ("measured", "modelled")
 MAX_POINTS = 1024
+MAX_TEXT = 2000
+"""Most characters of a processor's name and of a doubt."""
 
 Points = tuple[tuple[int, float], ...]
 
@@ -53,13 +55,14 @@ class Origin:
     doubt: str | None
     """Why the profile was not believed by itself."""
 
-    def caution(self, processor: str, threads: int | None) -> str | None:
+    def cautions(self, processor: str, threads: int | None) -> Iterator[str]:
         """What speaks against the costs on that processor with so many threads, if they count."""
         if self.processor != processor:
-            return f"the costs were measured on {quote(self.processor, 60)}, not on this machine"
+            yield f"measured on {quote(self.processor, 60)}, not on this machine"
         if threads is not None and self.threads != threads:
-            return f"the costs were measured with {self.threads} of the {threads} threads in use"
-        return self.doubt and f"when the costs were measured, {self.doubt}"
+            yield f"measured with {self.threads} thread{'s' * (self.threads > 1)}, {threads} in use"
+        if self.doubt:
+            yield f"doubted when they were measured ({self.doubt})"
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,15 @@ class CostTable:
             return points[0][1] + logits * self.head
         (x0, y0), (x1, y1) = points[right - 1], points[right]
         return y0 + (y1 - y0) * (rows - x0) / (x1 - x0) + logits * self.head
+
+    def caution(self, processor: str, threads: int | None) -> str | None:
+        """Why these may not be the costs on that processor with so many threads."""
+        if self.kind == "modelled":
+            return "the costs are modelled, not measured"
+        if self.origin is None:
+            return "nothing says where the costs were measured"
+        found = list(self.origin.cautions(processor, threads))
+        return f"the costs were {'; '.join(found)}" if found else None
 
     def step(self) -> float:
         """A token of causal decoding."""
@@ -137,9 +149,10 @@ def _origin(data: object) -> Origin | None:
     if not isinstance(data, dict) or set(data) != {"processor", "threads", "doubt"}:
         raise ValueError(f"origin is {quote(data, 40)}")
     processor, threads, doubt = data["processor"], data["threads"], data["doubt"]
-    if not isinstance(processor, str) or not isinstance(doubt, str | None):
-        raise ValueError("origin.processor or origin.doubt is no text")
-    if type(threads) is not int or threads < 1:
+    texts = [processor] if doubt is None else [processor, doubt]
+    if not all(isinstance(x, str) and 0 < len(x) <= MAX_TEXT for x in texts):
+        raise ValueError(f"origin holds {quote(processor, 40)} and {quote(doubt, 40)} as texts")
+    if type(threads) is not int or not 1 <= threads <= MAX_POINTS:
         raise ValueError(f"origin.threads is {quote(threads, 40)}")
     return Origin(processor, threads, doubt)
 

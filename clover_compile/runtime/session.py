@@ -98,10 +98,9 @@ class Session:
         """Why the costs that `auto` goes by may not be those of this machine; None if nothing says
         so.
         """
-        origin = self.costs and self.costs.origin
-        return (
-            origin.caution(processor(), getattr(self.engine, "threads", None)) if origin else None
-        )
+        if self.costs is None:
+            return None
+        return self.costs.caution(processor(), getattr(self.engine, "threads", None))
 
     def new_state(self) -> State:
         """The state of an empty sequence, kept where the engine computes."""

@@ -34,7 +34,7 @@ PROMPT = 130
 TEXT, TEXT_PER_LAYER = 120_000, 30_000
 """Bytes of runner and texts; of Unit files and manifest, per layer."""
 
-SECONDS, SECONDS_PER_LAYER, SECONDS_PER_GB, SECONDS_PER_TOKEN = 8.0, 2.5, 60.0, 6e-4
+SECONDS, SECONDS_PER_LAYER, SECONDS_PER_GB, SECONDS_PER_TOKEN = 25.0, 4.0, 60.0, 6e-4
 """On two idle cores; the last for each token of the vocabulary, which `pick` sorts."""
 FASTER, SLOWER = 0.5, 4.0
 
