@@ -30,7 +30,7 @@ def processor(system: Path = Path("/proc")) -> str:
         key, _, name = line.partition(":")
         if key.strip() == "model name":
             return name.strip()
-    return platform.processor() or platform.machine()
+    return platform.processor() or platform.machine() or "unknown"
 
 
 def _share(text: str) -> int | None:
