@@ -42,3 +42,9 @@ def test_a_profile_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     done = clover_compile("profile", folder, "-o", tmp_path / "new/report")
     assert done.exit_code != 0
     assert [path.name for path in tmp_path.iterdir()] == ["x.clover"]
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(CannotWrite, match="it is no folder"), report_folder(tmp_path / "taken"):
+        raise AssertionError("it was not found")
