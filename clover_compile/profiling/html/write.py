@@ -30,8 +30,8 @@ def report_folder(folder: Path) -> Iterator[None]:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        reason = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
-        raise CannotWrite(path=spell(str(folder)), reason=reason) from None
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise CannotWrite(path=spell(str(folder)), reason=why) from None
     for name in FILES:
         if (folder / name).exists() and not (folder / name).is_file():
             raise CannotWrite(path=spell(str(folder / name)), reason="it is no regular file")
