@@ -77,7 +77,7 @@ class CostTable:
     """What one row of logits adds to a commit."""
     outlook: Outlook
     origin: Origin | None = None
-    """None for modelled costs."""
+    """None where the costs are modelled, or do not say."""
 
     def cost(self, unit: str, rows: int, logits: bool = False) -> float:
         """The cost of one call; `logits`: a commit that also answers the last row's logits."""
